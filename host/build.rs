@@ -1,26 +1,12 @@
-//! Compiles the kernels to PTX for every target, and writes the table that `src/ptx.rs` includes.
 //! Names the commit.
 
-use std::fmt::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::{env, fs};
+use std::env;
+use std::path::Path;
+use std::process::Command;
 
-use cuda_builder::ptx::Kernel;
-use cuda_builder::{BuildError, Ptx};
-
-fn main() -> ExitCode {
-    cuda_builder::finish(build())
-}
-
-fn build() -> Result<(), BuildError> {
+fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-env=HALFWARP_COMMIT={}", commit());
-    let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let built = cuda_builder::build_all("../kernels", &out_dir)?;
-    let path = out_dir.join("ptx_table.rs");
-    fs::write(&path, table(&out_dir, &built))
-        .map_err(|error| BuildError::Io { what: path.display().to_string(), error })
 }
 
 /// The commit that this is built from: `$HALFWARP_COMMIT`, else, with optimisation for release,
@@ -47,23 +33,4 @@ fn git_commit() -> Option<String> {
         println!("cargo::rerun-if-changed={log}");
     }
     Some(git(&["rev-parse", "HEAD"])?.chars().take(7).collect())
-}
-
-/// The targets as an expression of type `[Target; 2]`.
-fn table(out_dir: &Path, built: &[Ptx]) -> String {
-    let mut rust = String::from("[\n");
-    for ptx in built {
-        let _ = writeln!(rust, "Target {{ name: {:?}, kernels: &[", ptx.arch.target());
-        for Kernel { symbol, family, max_threads, min_blocks, cluster, .. } in &ptx.kernels {
-            let path = ptx.arch.text_path(out_dir, symbol);
-            let _ = writeln!(
-                rust,
-                "    Kernel {{ symbol: {symbol:?}, family: {family:?}, max_threads: {max_threads}, \
-                 min_blocks: {min_blocks}, cluster: {cluster:?}, text: include_str!({path:?}) }},"
-            );
-        }
-        rust.push_str("] },\n");
-    }
-    rust.push_str("]\n");
-    rust
 }

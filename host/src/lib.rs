@@ -101,7 +101,7 @@ pub mod model;
 pub mod models;
 pub mod plan;
 pub mod profile;
-pub mod ptx;
+pub use ptx;
 pub mod quantize;
 #[cfg(feature = "server")]
 pub mod server;

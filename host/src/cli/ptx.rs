@@ -93,7 +93,7 @@ fn row([kernel, family, threads, blocks, cluster, targets]: [&str; 6]) -> String
 fn show(symbol: &str, target: &str) -> Result<(), Failure> {
     let target = select::target(target)?;
     match target.kernel(symbol) {
-        Some(kernel) => terminal::print(kernel.text),
+        Some(kernel) => terminal::print(&kernel.text()),
         None => {
             let why = format!("no kernel {symbol} for {}", target.name);
             Err(Failure::Input(format!("{why}\nhalfwarp ptx list names them all")))

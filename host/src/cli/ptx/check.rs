@@ -28,11 +28,12 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     let kernels = args.selection.of(&targets)?;
     let tools = tools::find()?;
     let faults = tools::for_each(&kernels, |(target, kernel)| {
+        let text = kernel.text();
         let assembled = match &tools {
-            Some(tools) => Some(tools.assemble(kernel.text, target.name)?),
+            Some(tools) => Some(tools.assemble(&text, target.name)?),
             None => None,
         };
-        Ok(machine_code::faults(kernel.symbol, kernel.text, assembled.as_ref()))
+        Ok(machine_code::faults(kernel.symbol, &text, assembled.as_ref()))
     })?;
     let mut report = String::new();
     for ((target, kernel), faults) in kernels.iter().zip(&faults) {

@@ -65,7 +65,7 @@ fn differences(changed: &[(&(String, String), &Text, &Text)]) -> Result<Vec<Stri
 fn this_program() -> Build {
     let kernels = TARGETS.iter().flat_map(|target| {
         let name = |symbol: &str| (target.name.to_owned(), symbol.to_owned());
-        target.kernels.iter().map(move |kernel| (name(kernel.symbol), kernel.text.into()))
+        target.kernels.iter().map(move |kernel| (name(kernel.symbol), kernel.text().into()))
     });
     kernels.collect()
 }

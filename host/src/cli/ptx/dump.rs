@@ -19,7 +19,7 @@ pub fn run(dir: &Path) -> Result<(), Failure> {
         }
         for kernel in target.kernels {
             let path = dir.join(format!("{}.ptx", kernel.symbol));
-            output_file::write_whole(&path, |partial| fs::write(partial, kernel.text))?;
+            output_file::write_whole(&path, |partial| fs::write(partial, kernel.text()))?;
             num_written += 1;
         }
     }

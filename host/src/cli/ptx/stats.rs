@@ -92,7 +92,7 @@ fn measure(
 ) -> Result<(Source, Vec<Stats>), Failure> {
     if let Some(tools) = tools::find()? {
         let stats = tools::for_each(kernels, |kernel| {
-            let assembled = tools.assemble(kernel.text, target)?;
+            let assembled = tools.assemble(&kernel.text(), target)?;
             Ok(Stats::new(kernel).with_assembled(&assembled).with_occupancy(sm))
         })?;
         return Ok((Source::Tools(tools), stats));
@@ -112,20 +112,21 @@ fn measure(
 impl Stats {
     /// What the PTX and the launcher say.
     fn new(kernel: &'static Kernel) -> Self {
+        let text = kernel.text();
         let dynamic_shared = match kernels::dynamic_shared_bytes(kernel.symbol) {
             Some(bytes) => DynamicShared::Bytes(bytes as u32),
-            None if kernel.text.contains(".extern .shared") => DynamicShared::ByShape,
+            None if text.contains(".extern .shared") => DynamicShared::ByShape,
             None => DynamicShared::Bytes(0),
         };
         Stats {
             kernel,
-            static_shared_bytes: machine_code::static_shared_bytes(kernel.text),
+            static_shared_bytes: machine_code::static_shared_bytes(&text),
             dynamic_shared,
             registers: None,
             stack_bytes: None,
             spill_bytes: None,
             occupancy: None,
-            mix: Mix::of_ptx(kernel.text),
+            mix: Mix::of_ptx(&text),
         }
     }
 

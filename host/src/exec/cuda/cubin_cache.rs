@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::device::Capability;
-use crate::ptx::Kernel;
 
 /// How long a file stays that is not read.
 const KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -43,9 +42,9 @@ impl CubinCache {
         CubinCache { dir, driver, capability, pruned: Once::new() }
     }
 
-    /// The machine code of `kernel`, if it is there and whole.
-    pub fn read(&self, kernel: &Kernel) -> Option<Vec<u8>> {
-        let path = self.path(kernel)?;
+    /// The machine code of the kernel `symbol`, whose PTX is `text`, if it is there and whole.
+    pub fn read(&self, symbol: &str, text: &str) -> Option<Vec<u8>> {
+        let path = self.path(symbol, text)?;
         let file = fs::read(&path).ok()?;
         renew(&path);
         let rest = file.strip_prefix(MAGIC)?;
@@ -53,10 +52,10 @@ impl CubinCache {
         (u64::from_le_bytes(*checksum) == hash(cubin)).then(|| cubin.to_vec())
     }
 
-    /// Keeps the machine code of `kernel`, and removes what is not read any more. A disk that is
+    /// Keeps the machine code of a kernel, and removes what is not read any more. A disk that is
     /// full or read-only is no reason to fail: the code is compiled again at the next start.
-    pub fn write(&self, kernel: &Kernel, cubin: &[u8]) {
-        if let Some(path) = self.path(kernel) {
+    pub fn write(&self, symbol: &str, text: &str, cubin: &[u8]) {
+        if let Some(path) = self.path(symbol, text) {
             self.pruned.call_once(|| {
                 let _ = prune(path.parent().unwrap_or(&path));
             });
@@ -64,12 +63,10 @@ impl CubinCache {
         }
     }
 
-    fn path(&self, kernel: &Kernel) -> Option<PathBuf> {
-        let key = hash(&(kernel.text, &self.driver, self.capability));
-        let name = format!(
-            "{}-sm{}{}-{key:016x}",
-            kernel.symbol, self.capability.major, self.capability.minor
-        );
+    fn path(&self, symbol: &str, text: &str) -> Option<PathBuf> {
+        let key = hash(&(text, &self.driver, self.capability));
+        let Capability { major, minor } = self.capability;
+        let name = format!("{symbol}-sm{major}{minor}-{key:016x}");
         Some(self.dir.as_ref()?.join(name).with_extension("cubin"))
     }
 }
@@ -138,14 +135,8 @@ fn hash(value: &(impl Hash + ?Sized)) -> u64 {
 mod tests {
     use super::*;
 
-    const KERNEL: Kernel = Kernel {
-        symbol: "gemm_f32",
-        family: "gemm",
-        max_threads: 256,
-        min_blocks: 1,
-        cluster: None,
-        text: ".version 8.0\n",
-    };
+    const SYMBOL: &str = "gemm_f32";
+    const TEXT: &str = ".version 8.0\n";
     const CUBIN: &[u8] = b"\x7fELF and so on";
 
     fn cache(dir: &Path) -> CubinCache {
@@ -163,9 +154,9 @@ mod tests {
     fn what_was_written_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let cache = cache(&dir.path().join("made/when/needed"));
-        assert_eq!(cache.read(&KERNEL), None);
-        cache.write(&KERNEL, CUBIN);
-        assert_eq!(cache.read(&KERNEL).as_deref(), Some(CUBIN));
+        assert_eq!(cache.read(SYMBOL, TEXT), None);
+        cache.write(SYMBOL, TEXT, CUBIN);
+        assert_eq!(cache.read(SYMBOL, TEXT).as_deref(), Some(CUBIN));
         only_file(&dir.path().join("made/when/needed"));
     }
 
@@ -173,12 +164,12 @@ mod tests {
     fn another_ptx_driver_or_capability_is_another_file() {
         let dir = tempfile::tempdir().unwrap();
         let own = cache(dir.path());
-        own.write(&KERNEL, CUBIN);
-        assert_eq!(own.read(&Kernel { text: ".version 8.1\n", ..KERNEL }), None);
+        own.write(SYMBOL, TEXT, CUBIN);
+        assert_eq!(own.read(SYMBOL, ".version 8.1\n"), None);
         let driver = CubinCache { driver: "580.66".to_owned(), ..cache(dir.path()) };
-        assert_eq!(driver.read(&KERNEL), None);
+        assert_eq!(driver.read(SYMBOL, TEXT), None);
         let capability = Capability { major: 8, minor: 9 };
-        assert_eq!(CubinCache { capability, ..cache(dir.path()) }.read(&KERNEL), None);
+        assert_eq!(CubinCache { capability, ..cache(dir.path()) }.read(SYMBOL, TEXT), None);
     }
 
     /// Makes the file look as if nobody had used it for so many days.
@@ -190,14 +181,13 @@ mod tests {
     #[test]
     fn what_nobody_reads_for_a_month_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let other = |text| Kernel { text, ..KERNEL };
-        let [read, unread] = [".version 8.1\n", ".version 8.2\n"].map(other);
+        let [read, unread] = [".version 8.1\n", ".version 8.2\n"];
         let file = |name: &str| dir.path().join(name);
-        let write = |kernel: &Kernel| {
-            cache(dir.path()).write(kernel, CUBIN);
-            cache(dir.path()).path(kernel).unwrap()
+        let write = |text: &str| {
+            cache(dir.path()).write(SYMBOL, text, CUBIN);
+            cache(dir.path()).path(SYMBOL, text).unwrap()
         };
-        let (read_path, unread_path) = (write(&read), write(&unread));
+        let (read_path, unread_path) = (write(read), write(unread));
         for name in ["ours-0.tmp", "new-1.tmp", "not_ours.txt"] {
             fs::write(file(name), "").unwrap();
         }
@@ -205,10 +195,10 @@ mod tests {
         unused(&unread_path, 31);
         unused(&file("ours-0.tmp"), 2);
         unused(&file("not_ours.txt"), 100);
-        assert!(cache(dir.path()).read(&read).is_some());
+        assert!(cache(dir.path()).read(SYMBOL, read).is_some());
         assert!(age(&read_path).unwrap() < RENEW, "a read says that the file is in use");
 
-        let new = write(&KERNEL);
+        let new = write(TEXT);
         for path in [new, read_path, file("new-1.tmp"), file("not_ours.txt")] {
             assert!(path.exists(), "{} is gone", path.display());
         }
@@ -221,21 +211,21 @@ mod tests {
     fn a_corrupt_file_is_as_good_as_none() {
         let dir = tempfile::tempdir().unwrap();
         let cache = cache(dir.path());
-        cache.write(&KERNEL, CUBIN);
+        cache.write(SYMBOL, TEXT, CUBIN);
         let path = only_file(dir.path());
         let whole = fs::read(&path).unwrap();
         for len in 0..whole.len() {
             fs::write(&path, &whole[..len]).unwrap();
-            assert_eq!(cache.read(&KERNEL), None, "cut to {len} bytes");
+            assert_eq!(cache.read(SYMBOL, TEXT), None, "cut to {len} bytes");
         }
         for byte in 0..whole.len() {
             let mut flipped = whole.clone();
             flipped[byte] ^= 1;
             fs::write(&path, flipped).unwrap();
-            assert_eq!(cache.read(&KERNEL), None, "byte {byte} flipped");
+            assert_eq!(cache.read(SYMBOL, TEXT), None, "byte {byte} flipped");
         }
-        cache.write(&KERNEL, CUBIN);
-        assert_eq!(cache.read(&KERNEL).as_deref(), Some(CUBIN));
+        cache.write(SYMBOL, TEXT, CUBIN);
+        assert_eq!(cache.read(SYMBOL, TEXT).as_deref(), Some(CUBIN));
     }
 
     #[test]
@@ -244,7 +234,7 @@ mod tests {
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
         let cache = cache(&file.join("below"));
-        cache.write(&KERNEL, CUBIN);
-        assert_eq!(cache.read(&KERNEL), None);
+        cache.write(SYMBOL, TEXT, CUBIN);
+        assert_eq!(cache.read(SYMBOL, TEXT), None);
     }
 }

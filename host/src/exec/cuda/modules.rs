@@ -134,24 +134,25 @@ fn no_kernel(symbol: &str) -> ExecError {
 const SET_MAX_REGISTERS: &str = "setmaxnreg";
 
 fn load_or_compile(cache: &CubinCache, kernel: &Kernel) -> Result<Module, ExecError> {
-    if kernel.text.contains(SET_MAX_REGISTERS) {
+    let text = kernel.text();
+    if text.contains(SET_MAX_REGISTERS) {
         // A linker compiles the kernel as a part of a program, and ignores the instruction:
         // accumulators spill, and MMAs wait for each other. The driver keeps what it compiles as a
         // whole in a cache of its own.
-        return Module::from_ptx(kernel.text, &[]).map_err(failed("cuModuleLoadDataEx"));
+        return Module::from_ptx(text, &[]).map_err(failed("cuModuleLoadDataEx"));
     }
-    if let Some(cubin) = cache.read(kernel)
+    if let Some(cubin) = cache.read(kernel.symbol, &text)
         && let Ok(module) = Module::from_cubin(cubin, &[])
     {
         return Ok(module);
     }
-    let cubin = compile(kernel)?;
-    cache.write(kernel, &cubin);
+    let cubin = compile(kernel.symbol, &text)?;
+    cache.write(kernel.symbol, &text, &cubin);
     Module::from_cubin(cubin, &[]).map_err(failed("cuModuleLoadDataEx"))
 }
 
 /// Has the driver compile PTX for the current context's device.
-fn compile(kernel: &Kernel) -> Result<Vec<u8>, ExecError> {
+fn compile(symbol: &str, text: &str) -> Result<Vec<u8>, ExecError> {
     let mut log = vec![0u8; 8192];
     let mut options =
         [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
@@ -162,7 +163,7 @@ fn compile(kernel: &Kernel) -> Result<Vec<u8>, ExecError> {
     let code =
         unsafe { sys::cuLinkCreate_v2(2, options.as_mut_ptr(), values.as_mut_ptr(), &mut state) };
     check("cuLinkCreate", code)?;
-    let result = link(state, kernel);
+    let result = link(state, symbol, text);
     // SAFETY: `state` is one that was created, and is not used again.
     check("cuLinkDestroy", unsafe { sys::cuLinkDestroy(state) })?;
     result.map_err(|error| match error {
@@ -175,16 +176,16 @@ fn compile(kernel: &Kernel) -> Result<Vec<u8>, ExecError> {
     })
 }
 
-fn link(state: sys::CUlinkState, kernel: &Kernel) -> Result<Vec<u8>, ExecError> {
+fn link(state: sys::CUlinkState, symbol: &str, text: &str) -> Result<Vec<u8>, ExecError> {
     let zero_ended = |text: &str| {
         CString::new(text).map_err(|_| ExecError::Driver {
-            call: format!("compiling `{}`", kernel.symbol),
+            call: format!("compiling `{symbol}`"),
             error: "a zero byte in the PTX".to_owned(),
         })
     };
-    let (text, symbol) = (zero_ended(kernel.text)?, zero_ended(kernel.symbol)?);
+    let (text, name) = (zero_ended(text)?, zero_ended(symbol)?);
     let text = text.as_bytes_with_nul();
-    // SAFETY: `state` is live; `text`, its zero byte included, and `symbol` outlive the call, and
+    // SAFETY: `state` is live; `text`, its zero byte included, and `name` outlive the call, and
     // the driver does not write to `text`. No options.
     let code = unsafe {
         sys::cuLinkAddData_v2(
@@ -192,17 +193,17 @@ fn link(state: sys::CUlinkState, kernel: &Kernel) -> Result<Vec<u8>, ExecError> 
             CUjitInputType::CU_JIT_INPUT_PTX,
             text.as_ptr().cast_mut().cast(),
             text.len(),
-            symbol.as_ptr(),
+            name.as_ptr(),
             0,
             ptr::null_mut(),
             ptr::null_mut(),
         )
     };
-    check(&format!("compiling the kernel `{}`", kernel.symbol), code)?;
+    check(&format!("compiling the kernel `{symbol}`"), code)?;
     let (mut cubin, mut bytes) = (ptr::null_mut(), 0);
     // SAFETY: `state` is live.
     let code = unsafe { sys::cuLinkComplete(state, &mut cubin, &mut bytes) };
-    check(&format!("linking the kernel `{}`", kernel.symbol), code)?;
+    check(&format!("linking the kernel `{symbol}`"), code)?;
     // SAFETY: the driver's image is `bytes` long and lives until `state` is destroyed, after this
     // copy.
     Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), bytes) }.to_vec())

@@ -1,12 +1,14 @@
-//! The GPU kernels inside this program, as PTX.
+//! The GPU kernels inside this program, as PTX: compressed, a kernel at a time, until one is asked for.
 //!
 //! ```
-//! for target in halfwarp::ptx::TARGETS {
+//! for target in ptx::TARGETS {
 //!     for kernel in target.kernels {
 //!         println!("{}: {} of {}", target.name, kernel.symbol, kernel.family);
 //!     }
 //! }
 //! ```
+
+use miniz_oxide::inflate::decompress_to_vec_with_limit;
 
 /// The kernels that were compiled for one device target.
 #[derive(Clone, Copy, Debug)]
@@ -30,12 +32,17 @@ pub struct Kernel {
     pub min_blocks: u32,
     /// Blocks of a cluster in x, y, z, if it is launched in clusters.
     pub cluster: Option<[u32; 3]>,
-    /// Its PTX, complete: no other kernel is in it.
-    pub text: &'static str,
+    /// Where its compressed text is in [`TEXTS`]: from, to.
+    place: (usize, usize),
+    /// Bytes of its text.
+    len: usize,
 }
 
+/// The texts, each compressed by itself.
+static TEXTS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/texts.deflate"));
+
 /// The targets that this program was built for.
-pub static TARGETS: &[Target] = &include!(concat!(env!("OUT_DIR"), "/ptx_table.rs"));
+pub static TARGETS: &[Target] = &include!(concat!(env!("OUT_DIR"), "/table.rs"));
 
 /// The target of this name.
 pub fn target(name: &str) -> Option<&'static Target> {
@@ -46,6 +53,19 @@ impl Target {
     /// The kernel of this symbol.
     pub fn kernel(&self, symbol: &str) -> Option<&'static Kernel> {
         self.kernels.iter().find(|kernel| kernel.symbol == symbol)
+    }
+}
+
+impl Kernel {
+    /// Its PTX, complete: no other kernel is in it.
+    ///
+    /// # Panics
+    /// If this program is damaged.
+    pub fn text(&self) -> String {
+        let (start, end) = self.place;
+        let text = decompress_to_vec_with_limit(&TEXTS[start..end], self.len);
+        let text = text.ok().and_then(|text| String::from_utf8(text).ok());
+        text.filter(|text| text.len() == self.len).expect("this program's PTX is whole")
     }
 }
 
@@ -73,15 +93,11 @@ mod tests {
                     ".maxntid {}, 1, 1\n.minnctapersm {}\n",
                     kernel.max_threads, kernel.min_blocks
                 );
+                let text = kernel.text();
                 for part in [&format!(".target {}\n", target.name), &entry, &bounds] {
-                    assert!(
-                        kernel.text.contains(part),
-                        "{} {}: {part}",
-                        target.name,
-                        kernel.symbol
-                    );
+                    assert!(text.contains(part), "{} {}: {part}", target.name, kernel.symbol);
                 }
-                assert_eq!(kernel.text.matches(".entry").count(), 1, "{}", kernel.symbol);
+                assert_eq!(text.matches(".entry").count(), 1, "{}", kernel.symbol);
             }
         }
     }
