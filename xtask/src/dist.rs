@@ -4,10 +4,9 @@
 //! directory: paths are remapped, and the archive has its files in one order, with no times and no
 //! owners. `CARGO_TARGET_DIR` says where it is built, as for any cargo.
 
-use crate::{licenses, process};
+use crate::{licenses, process, programs::sha256};
 use anyhow::{Context, Result};
 use flate2::{Compression, GzBuilder};
-use sha2::{Digest, Sha256};
 use std::{
     env,
     fs::{self, File},
@@ -42,9 +41,7 @@ pub fn run() -> Result<()> {
     fs::create_dir_all(&out_dir)?;
     let path = out_dir.join(format!("{name}.tar.gz"));
     pack(&name, &files, File::create(&path)?)?;
-    let sum = Sha256::digest(read(&path)?);
-    let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
-    let line = format!("{sum}  {name}.tar.gz\n");
+    let line = format!("{}  {name}.tar.gz\n", sha256(&read(&path)?));
     fs::write(out_dir.join("SHA256SUMS"), &line)?;
     eprint!("{}\n{line}", path.display());
     Ok(())

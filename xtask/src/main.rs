@@ -15,6 +15,7 @@ mod options;
 mod picture;
 mod plots;
 mod process;
+mod programs;
 mod ptxas;
 mod random;
 mod random_model;
@@ -46,7 +47,8 @@ usage: cargo xtask COMMAND
                           answers of JSON schemas by `halfwarp serve` on the CPU: each has to parse and validate
   kernel-crate            build and test the kernel crate of docs/kernel-crate.md outside of the repository
   mission [--dtype TYPE]  verify attention of 1 x 8 x 512 x 64 in f16 or fp8, and time it beside its peers
-  ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
+  ptxas [--bless] [--all] assemble the kernels that differ from kernels.lock, or all; spills, stack, warnings and lost
+                          instructions fail, and so does a difference, unless --bless records it
   picture                 make the pictures of a terminal: docs/images/terminal.svg, ptx.svg
   plots                   make the plots of docs/performance.md from benches/record: docs/images/performance
   soak [--requests N] [--seed S]
@@ -94,7 +96,10 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             eprintln!("error: invalid value '{dtype}' for '--dtype <TYPE>': f16 or fp8");
             return Ok(ExitCode::from(2));
         }
-        ["ptxas"] => ptxas::run()?,
+        ["ptxas", ref rest @ ..] => match ptxas::Options::parse(rest) {
+            Some(options) => ptxas::run(options)?,
+            None => return Ok(usage()),
+        },
         ["json-schema", ref rest @ ..] => match Options::parse(rest, 1000) {
             Some(options) => json_schema::run(options)?,
             None => return Ok(usage()),

@@ -7,13 +7,29 @@ use std::process::{Command, Output};
 use std::{env, fs};
 
 use crate::compiled::Compiled;
-use crate::{Arch, BuildError};
+use crate::{Arch, BuildError, Sources};
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
 
 /// Version of the PTX text. 8.0 is the first that knows `sm_90a`; the driver has to be for CUDA
 /// 12.0 or newer.
 const PTX_FEATURE: &str = "ptx80";
+
+/// The profile, whatever the crate's workspace has: the PTX is the same for all of its builds.
+const PROFILE: [&str; 9] = [
+    "profile.release.opt-level=3",
+    "profile.release.package.'*'.opt-level=3",
+    "profile.release.overflow-checks=false",
+    "profile.release.debug-assertions=false",
+    "profile.release.lto='fat'",
+    "profile.release.codegen-units=1",
+    "profile.release.panic='abort'",
+    "profile.release.debug=0",
+    // An incremental rustc does not inline across functions. LLVM would see a call of the function
+    // that holds a barrier, which rustc does not mark convergent, and copy it into both sides of a
+    // branch.
+    "profile.release.incremental=false",
+];
 
 /// A device crate, as cargo sees it.
 pub struct Package {
@@ -84,15 +100,13 @@ fn toolchain_file(crate_dir: &Path) -> Option<PathBuf> {
     crate_dir.ancestors().map(|dir| dir.join("rust-toolchain.toml")).find(|path| path.is_file())
 }
 
-/// Compiles the crate `package` as one whole program and returns its PTX. `library` holds the
-/// source of `core`.
+/// Compiles the crate in `crate_dir` as one whole program and returns its PTX.
 pub fn compile(
     crate_dir: &Path,
-    package: &str,
+    Sources { package, library, rustc }: &Sources,
     arch: Arch,
-    library: &Path,
+    target_dir: &Path,
 ) -> Result<String, BuildError> {
-    let target_dir = target_dir(arch);
     let rustflags = [
         &format!("-Ctarget-cpu={}", arch.target()),
         &format!("-Ctarget-feature=+{PTX_FEATURE}"),
@@ -105,25 +119,18 @@ pub fn compile(
         "-Zmir-enable-passes=-JumpThreading",
     ]
     .join("\x1f");
-    let path = assembly_path(&target_dir, package);
-    let compiled = Compiled::new(&path, origin(crate_dir, &rustflags));
+    let path = assembly_path(target_dir, package);
+    let compiled = Compiled::new(&path, origin(crate_dir, rustc, &rustflags));
     let at = |error| BuildError::io(&path, error);
     compiled.forget_others().map_err(at)?;
     let output = run(nested_cargo(crate_dir)
         .args(["rustc", "--release", "--lib", "--crate-type=cdylib"])
         .args(["-Zbuild-std=core", "--target", TARGET])
-        .args(["--config", "profile.release.lto='fat'"])
-        .args(["--config", "profile.release.codegen-units=1"])
-        .args(["--config", "profile.release.panic='abort'"])
-        .args(["--config", "profile.release.debug=0"])
-        // An incremental rustc does not inline across functions. LLVM would see a call of the
-        // function that holds a barrier, which rustc does not mark convergent, and copy it into
-        // both sides of a branch.
-        .args(["--config", "profile.release.incremental=false"])
+        .args(PROFILE.iter().flat_map(|setting| ["--config", setting]))
         .arg("--target-dir")
-        .arg(&target_dir)
+        .arg(target_dir)
         .args(["--", "--emit=asm"])
-        .env("CARGO_BUILD_BUILD_DIR", &target_dir)
+        .env("CARGO_BUILD_BUILD_DIR", target_dir)
         .env("CARGO_ENCODED_RUSTFLAGS", &rustflags)
         .env("RUSTC_BOOTSTRAP", "1")
         .env("__CARGO_TESTS_ONLY_SRC_ROOT", library))?;
@@ -139,10 +146,9 @@ pub fn compile(
 
 /// What tells the assembly of a crate from that of another one of its name: where it is, its
 /// compiler and the flags.
-fn origin(crate_dir: &Path, rustflags: &str) -> String {
+fn origin(crate_dir: &Path, rustc: &str, rustflags: &str) -> String {
     let crate_dir = crate_dir.canonicalize().unwrap_or_else(|_| crate_dir.to_owned());
-    let rustc = env::var_os("RUSTC").unwrap_or_default();
-    format!("{}\n{}\n{rustflags}\n", crate_dir.display(), rustc.display())
+    format!("{}\n{rustc}\n{rustflags}\n{}\n", crate_dir.display(), PROFILE.join("\n"))
 }
 
 /// Where rustc writes the PTX.
@@ -152,12 +158,12 @@ fn assembly_path(target_dir: &Path, package: &str) -> PathBuf {
 }
 
 /// One directory for each target, shared by all profiles of the outer build, so that `core` is
-/// compiled once. It is in the outer target directory: the ancestor of `OUT_DIR` that holds cargo's
-/// `CACHEDIR.TAG`.
-fn target_dir(arch: Arch) -> PathBuf {
+/// compiled once. It is in the outer target directory: `outer`, or else the ancestor of `OUT_DIR`
+/// that holds cargo's `CACHEDIR.TAG`.
+pub fn target_dir(outer: Option<&Path>, arch: Arch) -> PathBuf {
     let out_dir = env::var_os("OUT_DIR").map_or_else(env::temp_dir, PathBuf::from);
-    let outer = out_dir.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
-    outer.unwrap_or(&out_dir).join("cuda-builder").join(arch.target())
+    let tagged = || out_dir.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
+    outer.or_else(tagged).unwrap_or(&out_dir).join("cuda-builder").join(arch.target())
 }
 
 /// A cargo in `crate_dir`: the same cargo, rustc, registry and network settings as the outer one,
@@ -261,6 +267,15 @@ mod tests {
         let error = package(dir.path()).err().unwrap();
         assert!(matches!(error, BuildError::Metadata { .. }), "{error}");
         assert!(error.to_string().contains("could not find `Cargo.toml`"), "{error}");
+    }
+
+    #[test]
+    fn compiles_where_the_outer_build_does_or_where_it_is_told_to() {
+        let outer = Path::new("/w/target");
+        let told = target_dir(Some(outer), Arch::Sm80);
+        assert_eq!(told, outer.join("cuda-builder/sm_80"));
+        // No build script runs this test.
+        assert_eq!(target_dir(None, Arch::Sm90a), env::temp_dir().join("cuda-builder/sm_90a"));
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub mod ptx;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{fs, io, thread};
+use std::{env, fs, io, thread};
 
 use library_source::LibrarySourceError;
 use ptx::{Kernel, PtxError};
@@ -69,12 +69,18 @@ pub struct CudaBuilder {
     crate_dir: PathBuf,
     arch: Arch,
     copy_to: Option<PathBuf>,
+    target_dir: Option<PathBuf>,
 }
 
 impl CudaBuilder {
     /// A build of the crate in `crate_dir`, for `sm_80`.
     pub fn new(crate_dir: impl AsRef<Path>) -> Self {
-        CudaBuilder { crate_dir: crate_dir.as_ref().to_owned(), arch: Arch::Sm80, copy_to: None }
+        CudaBuilder {
+            crate_dir: crate_dir.as_ref().to_owned(),
+            arch: Arch::Sm80,
+            copy_to: None,
+            target_dir: None,
+        }
     }
 
     /// Builds for `arch`.
@@ -90,8 +96,15 @@ impl CudaBuilder {
         self
     }
 
-    /// Compiles the crate, and prints for the outer cargo which files and variables the PTX depends
-    /// on.
+    /// Uses what build scripts have compiled in `dir`, a target directory of cargo, and compiles
+    /// there: for programs that are no build scripts, whose target directory is known.
+    pub fn target_dir(mut self, dir: impl AsRef<Path>) -> Self {
+        self.target_dir = Some(dir.as_ref().to_owned());
+        self
+    }
+
+    /// Compiles the crate; in a build script, prints for the outer cargo which files and variables
+    /// the PTX depends on.
     ///
     /// # Errors
     /// - [`BuildError::LibrarySource`] if the source of `core` is not found;
@@ -107,8 +120,8 @@ impl CudaBuilder {
     }
 
     fn build_from(self, sources: &Sources) -> Result<Ptx, BuildError> {
-        let Sources { package, library } = sources;
-        let text = cargo::compile(&self.crate_dir, package, self.arch, library)?;
+        let target_dir = cargo::target_dir(self.target_dir.as_deref(), self.arch);
+        let text = cargo::compile(&self.crate_dir, sources, self.arch, &target_dir)?;
         let kernels = ptx::split(&text)?;
         if let Some(dir) = &self.copy_to {
             write_texts(dir, &kernels).map_err(|error| BuildError::io(dir, error))?;
@@ -123,18 +136,22 @@ struct Sources {
     package: String,
     /// The directory `library` of Rust's source.
     library: PathBuf,
+    /// What rustc says of its version.
+    rustc: String,
 }
 
 impl Sources {
-    /// Looks at the crate in `crate_dir`, and prints its inputs for the outer cargo.
+    /// Looks at the crate in `crate_dir`; in a build script, prints its inputs for the outer cargo.
     fn find(crate_dir: &Path) -> Result<Self, BuildError> {
         let package = cargo::package(crate_dir)?;
-        for path in &package.inputs {
-            println!("cargo::rerun-if-changed={}", path.display());
+        if is_build_script() {
+            for path in &package.inputs {
+                println!("cargo::rerun-if-changed={}", path.display());
+            }
+            println!("cargo::rerun-if-env-changed={}", library_source::VARIABLE);
         }
-        println!("cargo::rerun-if-env-changed={}", library_source::VARIABLE);
-        let library = library_source::find()?;
-        Ok(Sources { package: package.name, library })
+        let (library, rustc) = (library_source::find()?, library_source::rustc_version()?);
+        Ok(Sources { package: package.name, library, rustc })
     }
 }
 
@@ -154,6 +171,11 @@ pub fn build_all(crate_dir: &str, out_dir: &Path) -> Result<Vec<Ptx>, BuildError
         let builds = Arch::ALL.map(|arch| scope.spawn(move || build(arch)));
         builds.into_iter().map(|build| build.join().expect("a build does not panic")).collect()
     })
+}
+
+/// Whether cargo runs this program as a build script.
+fn is_build_script() -> bool {
+    env::var_os("OUT_DIR").is_some()
 }
 
 /// The exit code of a build script; an error is printed as errors of cargo.

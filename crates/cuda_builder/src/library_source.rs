@@ -85,15 +85,22 @@ pub fn unpack_dir(release: &str) -> Option<PathBuf> {
 /// # Errors
 /// [`LibrarySourceError::Rustc`] if it does not run.
 pub fn rustc_release() -> Result<String, LibrarySourceError> {
-    let text = ask_rustc(&["--version", "--verbose"])?;
+    let text = rustc_version()?;
     match text.lines().find_map(|line| line.strip_prefix("release: ")) {
         Some(release) => Ok(release.to_owned()),
         None => Err(LibrarySourceError::Rustc {
-            question: "--version --verbose".to_owned(),
+            question: VERSION.join(" "),
             why: "no release in the answer".to_owned(),
         }),
     }
 }
+
+/// What that rustc says of its version: release, commit, LLVM.
+pub(crate) fn rustc_version() -> Result<String, LibrarySourceError> {
+    ask_rustc(&VERSION)
+}
+
+const VERSION: [&str; 2] = ["--version", "--verbose"];
 
 fn sysroot() -> Result<PathBuf, LibrarySourceError> {
     Ok(PathBuf::from(ask_rustc(&["--print", "sysroot"])?.trim_end()))

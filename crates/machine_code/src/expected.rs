@@ -5,128 +5,10 @@
 //! previous launch, after that wait; or move instructions that need weights between the loads of inputs, which then wait
 //! for the weights.
 
+mod table;
+
 use std::collections::BTreeSet;
-
-/// Of warp-specialised attention.
-const ATTENTION_SM90: &[&str] =
-    &["HGMMA", "UTMALDG.2D", "UTMALDG.3D", "SYNCS.PHASECHK", "USETMAXREG", "MUFU.EX2"];
-
-/// Likewise in FP8.
-const ATTENTION_FP8: &[&str] =
-    &["QGMMA", "UTMALDG.2D", "UTMALDG.3D", "SYNCS.PHASECHK", "USETMAXREG", "MUFU.EX2"];
-
-/// Of lines that hold their flag: one instruction for 16 bytes, visible to all devices.
-const FLAGGED: &[&str] = &["LDG.E.128.STRONG.SYS", "STG.E.128.STRONG.SYS"];
-
-/// Prefixes of kernels' symbols, and the mnemonics that their machine code must have.
-const EXPECTED: &[(&str, &[&str])] = &[
-    ("all_reduce_norm_", FLAGGED),
-    ("all_reduce_norm_", &["MUFU.RSQ"]),
-    ("all_reduce_one_shot_", FLAGGED),
-    (
-        "all_reduce_two_shot_",
-        &["LDG.E.128", "STG.E.128", "LDG.E.STRONG.SYS", "STG.E.STRONG.SYS", "MEMBAR.ALL.SYS"],
-    ),
-    ("attention_decode_bf16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
-    ("attention_decode_f16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
-    ("attention_decode_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),
-    ("attention_decode_fp8", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
-    ("attention_decode_q4_0", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
-    ("attention_decode_q8_0", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
-    ("attention_prefill_bf16_d", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
-    ("attention_prefill_bf16_sm90", ATTENTION_SM90),
-    ("attention_prefill_cluster_", &["LDGSTS", "MUFU.EX2", "STAS.128", "UCGABAR_WAIT"]),
-    ("attention_prefill_cluster_bf16", &["HGMMA"]),
-    ("attention_prefill_cluster_e4m3", &["QGMMA.64x128x32.F32.E4M3.E4M3"]),
-    (
-        "attention_prefill_cluster_e4m3_fast",
-        &["QGMMA.64x64x32.F32.E4M3.E4M3", "F2FP.SATFINITE.E4M3"],
-    ),
-    ("attention_prefill_cluster_e4m3_strict", &["HGMMA.64x64x16.F32", "F2FP.F16.E4M3"]),
-    ("attention_prefill_cluster_f16", &["HGMMA"]),
-    ("attention_prefill_e4m3_fast", ATTENTION_FP8),
-    ("attention_prefill_e4m3_fast", &["F2FP.SATFINITE.E4M3"]),
-    ("attention_prefill_e4m3_strict", ATTENTION_FP8),
-    ("attention_prefill_e4m3_strict", &["HGMMA", "F2FP.F16.E4M3"]),
-    ("attention_prefill_f16_d", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
-    ("attention_prefill_f16_sm90", ATTENTION_SM90),
-    ("attention_prefill_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),
-    ("gemm_bf16_sm90", &["HGMMA", "UTMALDG"]),
-    ("gemm_bf16_small", &["HMMA", "LDG.E.NA"]),
-    ("gemm_bf16_streamed", &["HMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
-    ("gemm_bf16_swapped", &["HGMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
-    ("gemm_e4m3_sm90", &["QGMMA", "UTMALDG", "SYNCS.PHASECHK"]),
-    ("gemm_f16_q", &["HMMA", "LDG.E.NA"]),
-    ("gemm_f16_ring", &["HMMA", "LDGSTS"]),
-    ("gemm_f16_sm90", &["HGMMA", "UTMALDG"]),
-    ("gemm_f16_sm90_128x128_in_f16", &["HGMMA.64x128x16.F16"]),
-    ("gemm_f16_sm90_128x128_split", &["UBLKCP.S.S", "UCGABAR_ARV", "UCGABAR_WAIT"]),
-    ("gemm_f16_small", &["HMMA", "LDG.E.NA"]),
-    ("gemm_f16_streamed", &["HMMA", "SYNCS.PHASECHK"]),
-    ("gemm_f16_streamed_m", &["UTMALDG.2D", "LDGSTS"]),
-    ("gemm_f16_streamed_q", &["UBLKCP.S.G"]),
-    ("gemm_f16_swapped", &["HGMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
-    ("gemm_f32_128x", &["LDGSTS", "FFMA"]),
-    ("gemm_f32_64x", &["LDGSTS", "FFMA"]),
-    ("gemm_f32_small", &["FFMA"]),
-    ("gemm_sm80_", &["LDGSTS", "LDSM", "HMMA"]),
-    ("gemm_sm80_f16_f16_128x128_in_f16", &["HMMA.16816.F16"]),
-    ("gemv_", &["LDG.E.NA"]),
-    ("rms_norm_f32", &["FFMA", "MUFU.RSQ"]),
-    ("silu_mul_f32", &["MUFU.EX2", "MUFU.RCP"]),
-    // The kernels of `crates/conformance`.
-    ("atomic_add_", &["ATOMS"]),
-    ("atomic_global_", &["ATOMG"]),
-    ("atomic_shared_", &["ATOMS"]),
-    ("barrier_", &["BAR"]),
-    ("bf16x2_rounded", &["HMNMX2.BF16_V2"]),
-    ("bulk_", &["UBLKCP.S.G", "UBLKCP.G.S", "SYNCS", "FENCE.VIEW.ASYNC"]),
-    ("cluster_arrive", &["SYNCS.ARRIVE.TRANS64.RED", "UCGABAR_ARV", "UCGABAR_WAIT"]),
-    ("cluster_copies", &["UBLKCP.S.G.MULTICAST", "UBLKCP.S.S"]),
-    ("cluster_peers", &["LD.E.128", "ST.E", "UCGABAR_WAIT"]),
-    ("cluster_stores", &["STAS", "STAS.128"]),
-    ("cluster_tensor", &["UTMALDG.2D.MULTICAST"]),
-    ("convert_f16_to_f32", &["HADD2.F32"]),
-    ("convert_f32_to_16_bits", &["F2FP"]),
-    ("convert_f32_to_fp8", &["F2FP.SATFINITE.E4M3", "F2FP.SATFINITE.E5M2"]),
-    ("convert_f32_to_integers", &["F2I", "F2I.TRUNC", "F2I.U32", "F2I.U32.TRUNC"]),
-    ("convert_fp8_to_f16", &["F2FP.F16.E4M3", "F2FP.F16.E5M2"]),
-    ("cp_async_", &["LDGSTS"]),
-    ("cp_async_mbarrier", &["ARRIVES.LDGSTSBAR"]),
-    ("f16x2_approx", &["MUFU.EX2.F16", "MUFU.TANH.F16"]),
-    ("f16x2_rounded", &["HFMA2", "HADD2", "HMUL2", "HMNMX2"]),
-    ("griddepcontrol_", &["ACQBULK", "PREEXIT"]),
-    ("math_approx_f32", &["MUFU.EX2", "MUFU.RCP", "MUFU.RSQ"]),
-    ("math_bits_u32", &["PRMT", "LOP3"]),
-    ("math_rounded_f32", &["FFMA", "FMNMX"]),
-    ("math_transcendental_f32", &["MUFU.SQRT", "MUFU.LG2", "MUFU.TANH", "MUFU.SIN", "MUFU.COS"]),
-    ("matrix_load", &["LDSM.16.M88.4", "LDSM.16.MT88.4"]),
-    ("matrix_store", &["STSM.16.M88.4", "STSM.16.MT88.4"]),
-    ("mbarrier_", &["SYNCS.PHASECHK"]),
-    ("mma_f16", &["HMMA.16816.F16"]),
-    ("mma_f32_bf16", &["HMMA.16816.F32.BF16"]),
-    ("mma_f32_f16", &["HMMA.16816.F32"]),
-    ("mma_fp8_e4m3", &["F2FP.F16.E4M3", "HMMA.16816.F32"]),
-    ("mma_fp8_e5m2", &["F2FP.F16.E5M2", "HMMA.16816.F32"]),
-    ("named_barrier_", &["BAR.ARV", "BAR.SYNC"]),
-    ("ordering_", &["MEMBAR", "CCTL"]),
-    ("peer_flags", &["LDG.E.STRONG.SYS", "STG.E.STRONG.SYS"]),
-    ("peer_lines", FLAGGED),
-    ("reduce_b32", &["REDUX", "SHFL.BFLY", "FMNMX"]),
-    ("setmaxnreg_", &["USETMAXREG.TRY_ALLOC", "USETMAXREG.DEALLOC"]),
-    ("shuffle_b32", &["SHFL.BFLY", "SHFL.IDX"]),
-    ("shuffle_up_down_b32", &["SHFL.UP", "SHFL.DOWN"]),
-    ("tensor_add_", &["UTMAREDG"]),
-    ("tensor_load_", &["UTMALDG"]),
-    ("tensor_store_", &["UTMASTG"]),
-    ("vote_b32", &["VOTE", "MATCH.ANY", "MATCH.ALL", "REDUX"]),
-    ("vote_elect", &["ELECT"]),
-    ("wgmma_bf16", &["HGMMA"]),
-    ("wgmma_e", &["QGMMA"]),
-    ("wgmma_f16", &["HGMMA"]),
-    ("wgmma_f16_in_f16_n128", &["HGMMA.64x128x16.F16"]),
-    ("wgmma_registers", &["WARPGROUP.ARRIVE"]),
-];
+use table::EXPECTED;
 
 /// `griddepcontrol.wait` and `griddepcontrol.launch_dependents`, in this order in the kernels.
 const WAIT: &str = "ACQBULK";
@@ -142,19 +24,10 @@ const CONVERSION: &str = "HADD2.F32";
 
 /// Missing and misplaced instructions in `code`, a disassembly of the kernel `symbol`.
 pub fn faults(symbol: &str, code: &str) -> Vec<String> {
-    let present: BTreeSet<&str> = code.lines().filter_map(instruction).collect();
-    let is_there = |mnemonic: &str| {
-        present.iter().any(|instruction| {
-            let modifiers = instruction.strip_prefix(mnemonic);
-            modifiers.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        })
-    };
-    let expected = EXPECTED.iter().filter(|(prefix, _)| symbol.starts_with(prefix));
-    let mut faults: Vec<_> = expected
-        .flat_map(|(_, mnemonics)| *mnemonics)
-        .filter(|mnemonic| !is_there(mnemonic))
-        .map(|mnemonic| format!("no {mnemonic} in the machine code"))
-        .collect();
+    let counts = expected_instructions(symbol, code).into_iter();
+    let missing = counts.filter(|(_, count)| *count == 0);
+    let mut faults: Vec<_> =
+        missing.map(|(mnemonic, _)| format!("no {mnemonic} in the machine code")).collect();
     if has_late_weights(code) {
         faults.push(format!("{WEIGHT_LOAD} after {WAIT} in the machine code"));
     }
@@ -181,7 +54,25 @@ fn has_waiting_inputs(code: &str) -> bool {
     after_conversion.any(|instruction| instruction == INPUT_LOAD)
 }
 
-/// Entries of the table that match no kernel.
+/// The mnemonics that the kernel `symbol` must have, in the order of the table.
+pub fn expected_mnemonics(symbol: &str) -> Vec<&'static str> {
+    let rows = EXPECTED.iter().filter(|(prefix, _)| symbol.starts_with(prefix));
+    rows.flat_map(|(_, mnemonics)| *mnemonics).copied().collect()
+}
+
+/// Likewise, each with the number of such instructions in `code`, a disassembly of the kernel.
+pub fn expected_instructions(symbol: &str, code: &str) -> Vec<(&'static str, u32)> {
+    let mut counts: Vec<_> = expected_mnemonics(symbol).into_iter().map(|name| (name, 0)).collect();
+    for instruction in code.lines().filter_map(instruction) {
+        for (mnemonic, count) in &mut counts {
+            let modifiers = instruction.strip_prefix(*mnemonic);
+            *count += u32::from(modifiers.is_some_and(|m| m.is_empty() || m.starts_with('.')));
+        }
+    }
+    counts
+}
+
+/// Rows of the table that match no kernel.
 pub fn stale_entries(symbols: &BTreeSet<&str>) -> Vec<String> {
     let is_stale = |prefix: &str| !symbols.iter().any(|symbol| symbol.starts_with(prefix));
     let stale = EXPECTED.iter().filter(|(prefix, _)| is_stale(prefix));
@@ -218,6 +109,15 @@ mod tests {
     fn a_mnemonic_that_is_missing_is_a_fault() {
         let without = CODE.replace("LDGSTS.E", "LDGSTSX.E");
         assert_eq!(faults("cp_async_f32", &without), ["no LDGSTS in the machine code"]);
+    }
+
+    #[test]
+    fn expected_instructions_are_counted_with_their_modifiers() {
+        let mnemonics = ["LDGSTS.E.128", "LDGSTS", "LDGSTSX", "ARRIVES.LDGSTSBAR.64", "LDSM"];
+        let code = mnemonics.map(|m| format!("/*0000*/ {m} R1 ;\n")).concat();
+        let counts = expected_instructions("cp_async_mbarrier_u32", &code);
+        assert_eq!(counts, [("LDGSTS", 2), ("ARRIVES.LDGSTSBAR", 1)]);
+        assert!(expected_mnemonics("kernel_without_an_entry").is_empty());
     }
 
     #[test]

@@ -23,7 +23,7 @@ mod report;
 mod shared_memory;
 mod tools;
 
-pub use expected::stale_entries;
+pub use expected::{expected_instructions, expected_mnemonics, stale_entries};
 pub use find::FindError;
 pub use mix::{Class, Mix};
 pub use occupancy::{BlockResources, Limit, Multiprocessor, Occupancy};
