@@ -539,4 +539,6 @@ fn check_dtype<T: Stored>(what: &str, dtype: Dtype) -> Result<(), ExecError> {
 }
 
 #[cfg(test)]
+mod snapshot;
+#[cfg(test)]
 mod tests;

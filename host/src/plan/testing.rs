@@ -23,6 +23,11 @@ pub fn empty(bounds: Bounds, kv: KvLayout) -> Plan {
 }
 
 impl Plan {
+    /// Changes how it computes.
+    pub fn set_numerics(&mut self, change: impl FnOnce(&mut Numerics)) {
+        change(&mut self.numerics);
+    }
+
     /// Sets what may be fused.
     pub fn set_fusion(&mut self, fusion: Fusion) {
         self.numerics.fusion = fusion;
