@@ -25,6 +25,8 @@ fn copy(dir: &Path) -> Result<()> {
     fs::create_dir_all(dir.join("src"))?;
     let manifest = fs::read_to_string(example.join("Cargo.toml"))?;
     let root = repository.display();
+    // Without its profile, which comes last: it is built in that of the repository.
+    let (manifest, _) = manifest.split_once("[profile").context("no profile in the manifest")?;
     fs::write(dir.join("Cargo.toml"), manifest.replace("\"../../", &format!("\"{root}/")))?;
     fs::copy(example.join("src/main.rs"), dir.join("src/main.rs"))?;
     for name in ["Cargo.lock", "rust-toolchain.toml"] {
@@ -36,10 +38,7 @@ fn copy(dir: &Path) -> Result<()> {
 fn check(dir: &Path) -> Result<()> {
     let golden = Golden::read(&process::repository().join(GOLDEN))?;
     let target_dir = process::target_dir()?;
-    let mut cargo = process::cargo()?;
-    cargo.current_dir(dir).env("CARGO_TARGET_DIR", &target_dir).arg("build");
-    // With the profile of the repository's own dependencies, those that its tests have built serve here too.
-    process::show(cargo.args(["--config", "profile.dev.package.'*'.debug=false"]))?;
+    process::show(&mut process::guest_cargo(dir, "build")?)?;
     let mut example = Command::new(target_dir.join("debug/embed"));
     example.arg(process::repository().join(GOLDEN));
     example.args(golden.prompt.iter().map(i32::to_string));

@@ -2,6 +2,7 @@
 
 mod browser;
 mod clients;
+mod deny;
 mod dist;
 mod dynamo_demo;
 mod embed;
@@ -37,12 +38,14 @@ usage: cargo xtask COMMAND
                           the CPU, and let openai-agents, Codex and Claude Code edit a file
   browser [ARGS]          test the page of `halfwarp serve` in headless Chromium, on the CPU; ARGS go to Python's unittest:
                           -k stop, test_keyboard
+  deny                    hold dependencies to deny.toml: their sources and licences
   dynamo-demo [--device DEVICE]
                           two workers, on the CPU (cpu) or a GPU each (cuda), behind NVIDIA Dynamo's frontend: prompts go where
                           their beginning is, and a stream goes on when its worker is killed
   dist                    pack the binary with its licences and SHA256SUMS: target/archives
   embed                   build and run examples/embed outside of the repository, as a program that depends on halfwarp
   emulate --seeds N       run the emulator's tests under N seeds each
+  fuzz                    check the fuzz targets with clippy, without building them
   json-schema [--requests N] [--seed S]
                           answers of JSON schemas by `halfwarp serve` on the CPU: each has to parse and validate
   kernel-crate            build and test the kernel crate of docs/kernel-crate.md outside of the repository
@@ -76,17 +79,27 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
     match words[..] {
         ["setup"] => setup::run()?,
         ["demo"] => demo()?,
+        ["test"] => {
+            setup::run()?;
+            // All but examples, which clippy compiles: linked, each is as large as the library.
+            let parts = [&["--lib", "--bins", "--tests"][..], &["--doc"]];
+            for part in parts {
+                process::show(process::cargo()?.args(["test", "--workspace"]).args(part))?;
+            }
+        }
         ["test", ..] => {
             setup::run()?;
             process::show(process::cargo()?.args(["test", "--workspace"]).args(&args[1..]))?;
         }
         ["clients"] => clients::run()?,
         ["browser", ..] => browser::run(&args[1..])?,
+        ["deny"] => deny::run()?,
         ["dist"] => dist::run()?,
         ["dynamo-demo"] | ["dynamo-demo", "--device", "cpu"] => dynamo_demo::run(Place::Cpu)?,
         ["dynamo-demo", "--device", "cuda"] => dynamo_demo::run(Place::Cuda)?,
         ["embed"] => embed::run()?,
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
+        ["fuzz"] => fuzz()?,
         ["picture"] => picture::run()?,
         ["plots"] => plots::run()?,
         ["kernel-crate"] => kernel_crate::run()?,
@@ -129,6 +142,12 @@ fn demo() -> Result<()> {
     eprintln!("\n$ halfwarp {}", GENERATE.map(quoted).join(" "));
     let run = ["run", "--quiet", "--release", "--package", "halfwarp", "--bin", "halfwarp", "--"];
     process::show(process::cargo()?.args(run).args(GENERATE))
+}
+
+/// Fuzz targets, and with them the library without its other features, under clippy.
+fn fuzz() -> Result<()> {
+    let mut clippy = process::guest_cargo(&process::repository().join("fuzz"), "clippy")?;
+    process::show(clippy.args(["--bins", "--", "-D", "warnings"]))
 }
 
 /// A word as one would type it.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use std::{
-    env, io,
+    env, fs, io,
     path::{Path, PathBuf, absolute},
     process::{Command, Output, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -52,6 +52,36 @@ pub fn cargo() -> Result<Command> {
         }
     }
     Ok(cargo)
+}
+
+/// A command of cargo in `dir`, a workspace of its own, with the target directory and the profile of this one: dependencies
+/// that the tests have built serve there too.
+///
+/// # Errors
+/// If the profile cannot be read or written, or there is no place for the cache.
+pub fn guest_cargo(dir: &Path, command: &str) -> Result<Command> {
+    let manifest = fs::read_to_string(repository().join("Cargo.toml"))?;
+    let target_dir = target_dir()?;
+    let profile = target_dir.join("xtask/dev-profile.toml");
+    fs::create_dir_all(target_dir.join("xtask"))?;
+    fs::write(&profile, dev_profile(&manifest))?;
+    let mut cargo = cargo()?;
+    cargo.current_dir(dir).env("CARGO_TARGET_DIR", target_dir);
+    // In this order: commands that are programs of their own, as clippy is, do not get options of cargo.
+    cargo.args([command, "--config"]).arg(profile);
+    Ok(cargo)
+}
+
+/// The tables of the profile `dev` in a manifest.
+fn dev_profile(manifest: &str) -> String {
+    let mut is_kept = false;
+    let lines = manifest.lines().filter(|line| {
+        if line.starts_with('[') {
+            is_kept = line.starts_with("[profile.dev.") || *line == "[profile.dev]";
+        }
+        is_kept
+    });
+    lines.flat_map(|line| [line, "\n"]).collect()
 }
 
 /// The cache, whatever directory the programs that are started run in.
@@ -148,4 +178,19 @@ fn cannot_start(command: &Command) -> String {
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_profile_of_tests_is_found_in_the_manifest() {
+        let manifest = "[a]\nb = 1\n[profile.dev]\nc = 2\n\n[profile.dev.package.\"*\"]\nd = 3\n\
+                        [profile.development]\ne = 4\n[profile.release]\nf = 5\n";
+        let want = "[profile.dev]\nc = 2\n\n[profile.dev.package.\"*\"]\nd = 3\n";
+        assert_eq!(dev_profile(manifest), want);
+        let manifest = fs::read_to_string(repository().join("Cargo.toml")).unwrap();
+        assert!(dev_profile(&manifest).contains("[profile.dev.package.simt]\nopt-level = 3\n"));
+    }
 }
