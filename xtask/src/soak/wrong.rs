@@ -143,8 +143,9 @@ fn chunked(path: &str, body: &[u8]) -> Vec<u8> {
 /// What is not HTTP, or not quite.
 pub fn bad_http(random: &mut SplitMix64) -> Vec<u8> {
     let good = String::from_utf8_lossy(&http::post("/v1/completions", b"{}")).into_owned();
-    let with_header =
-        |header: &str| good.replacen("Host: localhost\r\n", &format!("Host: localhost\r\n{header}\r\n"), 1);
+    let with_header = |header: &str| {
+        good.replacen("Host: localhost\r\n", &format!("Host: localhost\r\n{header}\r\n"), 1)
+    };
     let request = match random.below(16) {
         0 => return (0..1 + random.below(300)).map(|_| random.next() as u8).collect(),
         1 => "GET\r\n\r\n".to_owned(),
