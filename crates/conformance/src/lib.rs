@@ -11,7 +11,7 @@
 //! 2. its buffers, its launch and its oracle in `src/cases/<group>.rs`; the oracle shares no code
 //!    with the emulator;
 //! 3. a line in [`cases::all`];
-//! 4. the instruction's mnemonic in `crates/machine_code/src/expected.rs`.
+//! 4. the instruction's mnemonic in `crates/machine_code/src/expected/table.rs`.
 //!
 //! The tests are one program that embeds the PTX. `cargo test --release -p conformance --no-run`
 //! prints its path; copied to a machine with a GPU it needs no Rust: `./conformance-<hash> cuda`.
