@@ -207,6 +207,31 @@ fn harmless(field: &str) -> String {
     if field.ends_with("id") { "callabcde".to_owned() } else { format!("x{field}") }
 }
 
+/// A history sent back has the ids that were generated: the assistant's marks of reasoning and calls are tokens.
+#[test]
+fn own_marks_of_the_assistant_are_tokens() {
+    let mut num_marks = 0;
+    for (name, source) in sources() {
+        let text = text(&source, Kind::Normalized);
+        let (special, all) = spellings(&text);
+        let own: Vec<&str> =
+            all.iter().filter(|token| !special.contains(token)).map(String::as_str).collect();
+        let said = format!("<think>a</think>b{}c", own.join(" "));
+        let chat = chat(|field| if field == "assistant" { said.clone() } else { harmless(field) });
+        for messages in histories(&chat.0) {
+            let prompts = [true, false].map(|parses| prompt(&text, &messages, &chat, parses));
+            let [Some(old), Some(new)] = &prompts else { continue };
+            let [old, new] = [old, new].map(|prompt| text.encode(prompt, false).unwrap());
+            assert_eq!(new, old, "{name}: {}", text.tokenizer.decode(&new, false));
+            num_marks += own
+                .iter()
+                .filter(|mark| text.tokenizer.decode(&new, false).contains(**mark))
+                .count();
+        }
+    }
+    assert!(num_marks > 500, "{num_marks}");
+}
+
 /// Spellings of `tokens` in some form.
 fn forms(tokens: &[String]) -> Vec<(&'static str, String)> {
     let wide = |char: char| match char {
