@@ -38,6 +38,8 @@ class Chat(PageTest):
         self.assertIn("context of 2048 tokens", self.find("#model").text)
 
     def test_stop_ends_the_answer_and_the_request(self):
+        # The page of another test was left in the middle of its answer.
+        self.wait(lambda: self.server.metric("num_requests_running") == 0, "an earlier request runs")
         self.without_limit()
         self.find("#prompt").send_keys(STORY, Keys.ENTER)
         self.wait_for_text()
