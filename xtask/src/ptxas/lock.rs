@@ -116,7 +116,8 @@ impl Lock {
             && self.entries.get(&kernel.key).is_some_and(|entry| entry.is_of(kernel))
     }
 
-    /// What `new` has that this has not, a line each.
+    /// What `new` has that this has not, a line each. Other PTX alone is none: its text depends on where the source of
+    /// Rust's library lies.
     pub fn differences(&self, new: &Lock) -> Vec<String> {
         let mut lines = Vec::new();
         if self.checks != new.checks {
@@ -125,16 +126,19 @@ impl Lock {
         for (key, entry) in &new.entries {
             match self.entries.get(key) {
                 None => lines.push(format!("{key}: new, {}", changes(&[], &entry.counts))),
-                Some(old) if old == entry => {}
-                Some(old) if old.counts == entry.counts => {
-                    lines.push(format!("{key}: other PTX, as many instructions of each class"));
-                }
+                Some(old) if old.counts == entry.counts => {}
                 Some(old) => lines.push(format!("{key}: {}", changes(&old.counts, &entry.counts))),
             }
         }
         let gone = self.entries.keys().filter(|key| !new.entries.contains_key(key));
         lines.extend(gone.map(|key| format!("{key}: no such kernel any more")));
         lines
+    }
+
+    /// How many kernels of `new` have other PTX than here.
+    pub fn num_other_ptx(&self, new: &Lock) -> usize {
+        let hash = |lock: &Lock, key| lock.entries.get(key).map(|entry| entry.hash.clone());
+        new.entries.keys().filter(|key| hash(self, key) != hash(new, key)).count()
     }
 }
 

@@ -79,6 +79,10 @@ pub fn run(options: Options) -> Result<()> {
         );
     }
     eprintln!("{} kernels as in {LOCK}, {num_assembled} of them assembled", kernels.len());
+    let num_other = recorded.num_other_ptx(&lock);
+    if num_other > 0 && !options.bless {
+        eprintln!("{num_other} of other PTX, which gave as many instructions of each class");
+    }
     Ok(())
 }
 

@@ -106,12 +106,14 @@ fn differences_name_what_changed() {
     let other_hash = ADD.replace("HASH", &HASH.replace('0', "f"));
     for (lines, want) in [
         (&[ADD][..], "gemv_f16 sm_90a: no such kernel any more"),
-        (&[&other_hash, GEMV], "add_f32 sm_80: other PTX, as many instructions of each class"),
         (&[ADD, &spilled], "gemv_f16 sm_90a: registers 40 -> 48, f32 5, f16 3 -> none"),
         (&[ADD, "sm_80 b HASH registers=1 shared=0", GEMV], "b sm_80: new, registers 1, shared 0"),
     ] {
         assert_eq!(old.differences(&lock(lines)), [want]);
     }
+    let other_ptx = lock(&[&other_hash, GEMV]);
+    assert!(old.differences(&other_ptx).is_empty());
+    assert_eq!((old.num_other_ptx(&other_ptx), old.num_other_ptx(&old)), (1, 0));
     let other_checks = Lock { checks: "checks ptxas=2".to_owned(), ..old.clone() };
     let want = "checks ptxas=1 rules=2 -> checks ptxas=2";
     assert_eq!(old.differences(&other_checks), [want]);
