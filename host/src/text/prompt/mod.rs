@@ -176,9 +176,10 @@ impl Guard {
     }
 }
 
-/// Whether an added token is a mark, and not a run of spaces or a word.
+/// Whether an added token is a mark, and not a run of spaces or, where it isn't special, a word.
 fn is_mark(token: &AddedToken) -> bool {
-    let is_text = |char: char| char.is_alphanumeric() || char.is_whitespace() || char == '▁';
+    let is_blank = |char: char| char.is_whitespace() || char == '▁';
+    let is_text = |char: char| is_blank(char) || (!token.special && char.is_alphanumeric());
     !token.content.chars().all(is_text)
 }
 

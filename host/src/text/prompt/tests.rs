@@ -11,7 +11,8 @@ use super::*;
 use crate::text::{Text, tokenizer_json};
 
 /// Tokens that any model might have beside those that its template writes.
-const OTHERS: [&str; 6] = ["<|im_end|>", "<|endoftext|>", "<unk>", "[PAD]", "<s>", "</think>"];
+const OTHERS: [&str; 7] =
+    ["<|im_end|>", "<|endoftext|>", "<unk>", "[PAD]", "<s>", "</think>", "ENDOFTURN"];
 
 /// The templates of the fixtures, by their names.
 fn sources() -> Vec<(String, String)> {
