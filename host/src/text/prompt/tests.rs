@@ -208,6 +208,35 @@ fn harmless(field: &str) -> String {
     if field.ends_with("id") { "callabcde".to_owned() } else { format!("x{field}") }
 }
 
+/// Some vocabularies have control tokens among their words, where an outside text would find them.
+#[test]
+fn a_control_token_that_is_a_word_too_is_not_found_in_a_text() {
+    let bytes = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+    let mut vocab: BTreeMap<String, usize> = bytes.into_iter().map(String::from).zip(0..).collect();
+    vocab.insert("END".to_owned(), 256);
+    let tokenizer = json!({
+        "added_tokens": [{"id": 256, "content": "END", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true}],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": null,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "ignore_merges": true},
+    });
+    let tokenizer = tokenizer_json::parse(tokenizer.to_string().as_bytes()).unwrap();
+    let source = "{{ messages[0].content }}END".to_owned();
+    let template = ChatTemplate::new([("default".to_owned(), source)], BTreeMap::new());
+    let text = Text::new(tokenizer, template, Vec::new());
+    for content in ["END", "a END b", "ENDEND", "END!END"] {
+        let messages = [Message::new("user", content)];
+        let prompt = text.prompt(&messages, &RenderOptions::default()).unwrap();
+        let ids = text.encode(&prompt, false).unwrap();
+        assert_eq!(ids.iter().filter(|&&id| id == 256).count(), 1, "{content}: {ids:?}");
+        assert_eq!(ids.last(), Some(&256));
+        assert_eq!(text.tokenizer.decode(&ids, false), format!("{content}END"));
+    }
+}
+
 /// A history sent back has the ids that were generated: the assistant's marks of reasoning and calls are tokens.
 #[test]
 fn own_marks_of_the_assistant_are_tokens() {
