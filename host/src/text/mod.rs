@@ -127,7 +127,8 @@ impl Text {
     }
 
     /// Whether each token of a prompt has text from outside, for the messages and options that the prompt was made of;
-    /// `None` where the template treats such a text in a way that hides it, or such a text is parsed. `add_special` as for [`Text::encode`].
+    /// `None` where the template treats such a text in a way that hides it, or such a text is parsed. `add_special` as
+    /// for [`Text::encode`].
     ///
     /// # Errors
     /// As [`Text::prompt`] and [`Text::encode`].

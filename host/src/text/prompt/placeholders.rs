@@ -146,14 +146,14 @@ impl Placeholders {
 /// or one for each character (SentencePiece's `▁`). `None` for any other: they are of all of it.
 fn places(piece: &str, original: &str, tokens: &[Token]) -> Option<Vec<Range<usize>>> {
     let num_chars = piece.chars().count();
-    let mut ends: Vec<usize> = if num_chars == original.len() {
+    let mut starts: Vec<usize> = if num_chars == original.len() {
         (0..original.len()).collect()
     } else if num_chars == original.chars().count() {
         original.char_indices().map(|(at, _)| at).collect()
     } else {
         return None;
     };
-    ends.push(original.len());
+    starts.push(original.len());
     // Characters before a byte of the piece; tokens come in order.
     let (mut at, mut before) = (0, 0);
     let mut char_at = |byte: usize| {
@@ -163,7 +163,7 @@ fn places(piece: &str, original: &str, tokens: &[Token]) -> Option<Vec<Range<usi
     };
     let places = tokens.iter().map(|token| {
         let (from, to) = token.offsets;
-        Some(ends[char_at(from)?]..ends[char_at(to)?])
+        Some(starts[char_at(from)?]..starts[char_at(to)?])
     });
     places.collect()
 }
