@@ -1,6 +1,5 @@
 //! What a typed launcher makes: a launch, ready for an executor. Host only.
 
-use core::any::Any;
 use core::marker::PhantomData;
 #[cfg(feature = "emulator")]
 use simt::{Fault, Kernel, Memory, Report};
@@ -65,34 +64,49 @@ pub fn arg_u32(what: &'static str, value: usize) -> Result<u32, LaunchError> {
     })
 }
 
-/// The kernel with the launch's arguments: what each thread runs on the emulator. Symbol and
-/// arguments determine it, so all bodies compare equal. Without the feature `emulator` it is empty,
-/// and the host compiles no instance of the kernel.
-#[derive(Clone)]
-pub struct Body(#[cfg(feature = "emulator")] Arc<dyn Fn() + Send + Sync>);
+/// A PTX entry: what all its launches have in common.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its name.
+    pub symbol: &'static str,
+    /// Most threads of a block: the kernel's launch bound.
+    pub max_threads: u32,
+    /// Blocks of a cluster in x, y, z, for which the kernel is compiled.
+    pub cluster: [u32; 3],
+    /// Whether it may start before the previous launch has ended: the kernel itself waits for that.
+    pub overlaps: bool,
+    /// For the emulator.
+    pub body: Body,
+}
+
+/// What each thread of an entry runs on the emulator: the kernel, with arguments from the launch's
+/// bytes. The symbol determines it, so all bodies compare equal. Without the feature `emulator` it is
+/// empty, and the host compiles no instance of the kernel.
+#[derive(Clone, Copy)]
+pub struct Body(#[cfg(feature = "emulator")] fn(&mut ArgReader<'_>));
 
 impl Body {
     /// The body that calls the kernel.
     #[cfg(feature = "emulator")]
-    pub fn new(kernel: impl Fn() + Send + Sync + 'static) -> Self {
-        Body(Arc::new(kernel))
+    pub const fn new(kernel: fn(&mut ArgReader<'_>)) -> Self {
+        Body(kernel)
     }
 
     /// No body.
     #[cfg(not(feature = "emulator"))]
     #[doc(hidden)]
-    pub fn none() -> Self {
+    pub const fn none() -> Self {
         Body()
     }
 }
 
-/// For what `#[kernel]` expands to: the body that evaluates an expression, if there is an emulator.
+/// For what `#[kernel]` expands to: the body of an entry, if there is an emulator.
 #[cfg(feature = "emulator")]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! launch_body {
     ($kernel:expr) => {
-        $crate::launch::Body::new(move || $kernel)
+        $crate::launch::Body::new($kernel)
     };
 }
 
@@ -142,10 +156,10 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// A launch, without arguments yet, of a kernel whose launch bound is `max_threads`.
-    pub fn new(symbol: &'static str, max_threads: u32, geometry: Geometry, body: Body) -> Self {
+    /// A launch of `entry`, without arguments yet.
+    pub fn new(entry: &Entry, geometry: Geometry) -> Self {
         let (args, arg_offsets) = (Vec::new(), Vec::new());
-        let (cluster, overlaps) = ([1, 1, 1], false);
+        let &Entry { symbol, max_threads, cluster, overlaps, body } = entry;
         Launch { symbol, geometry, max_threads, cluster, overlaps, args, arg_offsets, body }
     }
 
@@ -156,7 +170,7 @@ impl Launch {
     /// The first [`Fault`]: of the kernel, or of a launch that no device takes.
     #[cfg(feature = "emulator")]
     pub fn emulate(&self, memory: &mut Memory, seed: u64) -> Result<Report, Fault> {
-        simt::emulate(self.kernel(), self.geometry, self.body.0.clone(), memory, seed)
+        simt::emulate(self.kernel(), self.geometry, self.threads(), memory, seed)
     }
 
     /// Runs launches of several devices at the same time on the emulator: `streams[d]` are those of
@@ -173,7 +187,7 @@ impl Launch {
         let of = |launch: &Launch| simt::StreamLaunch {
             kernel: launch.kernel(),
             geometry: launch.geometry,
-            body: launch.body.0.clone(),
+            body: launch.threads(),
             overlaps: launch.overlaps,
         };
         let streams: Vec<Vec<_>> =
@@ -185,6 +199,13 @@ impl Launch {
     fn kernel(&self) -> Kernel {
         let &Launch { symbol, max_threads, cluster, .. } = self;
         Kernel { symbol, max_threads, cluster }
+    }
+
+    /// What each thread runs.
+    #[cfg(feature = "emulator")]
+    fn threads(&self) -> simt::Body {
+        let (Body(kernel), args) = (self.body, self.args.clone());
+        Arc::new(move || kernel(&mut ArgReader::new(&args)))
     }
 
     /// Adds the next argument, aligned to its size.
@@ -200,6 +221,34 @@ impl Launch {
     }
 }
 
+/// The arguments of a launch, read one after the other as the kernel's parameters are.
+pub struct ArgReader<'a> {
+    args: &'a [u8],
+    position: usize,
+}
+
+impl<'a> ArgReader<'a> {
+    /// A reader of a launch's `args`.
+    pub fn new(args: &'a [u8]) -> Self {
+        ArgReader { args, position: 0 }
+    }
+
+    /// The next argument, for a parameter of type `P`.
+    ///
+    /// # Panics
+    /// If the bytes end before.
+    pub fn next<P: KernelArg>(&mut self) -> P {
+        P::read(self)
+    }
+
+    /// The next `N` bytes from a multiple of `align` on.
+    pub(crate) fn bytes<const N: usize>(&mut self, align: usize) -> [u8; N] {
+        let start = self.position.next_multiple_of(align);
+        self.position = start + N;
+        self.args[start..self.position].try_into().expect("`N` bytes")
+    }
+}
+
 /// A type that a kernel can take as a parameter.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a kernel's parameter",
@@ -212,18 +261,8 @@ pub trait KernelArg {
     /// Adds `value` to the arguments of `launch`.
     fn push(launch: &mut Launch, value: Self::Host);
 
-    /// The kernel's parameter for `value` on the emulator.
-    fn emulated(value: Self::Host) -> Self;
-}
-
-/// For what `#[kernel]` expands to: the kernel's parameter `P` for `value`.
-///
-/// # Panics
-/// If `value` is of another element type.
-#[doc(hidden)]
-pub fn emulated_arg<P: KernelArg, H: 'static>(value: H) -> P {
-    let value = (&value as &dyn Any).downcast_ref();
-    P::emulated(*value.expect("the launcher has checked the element types"))
+    /// The kernel's parameter on the emulator: what `push` has added.
+    fn read(args: &mut ArgReader<'_>) -> Self;
 }
 
 macro_rules! scalar_args {
@@ -235,8 +274,8 @@ macro_rules! scalar_args {
                 launch.push(&value.to_le_bytes());
             }
 
-            fn emulated(value: $ty) -> Self {
-                value
+            fn read(args: &mut ArgReader<'_>) -> Self {
+                <$ty>::from_le_bytes(args.bytes(size_of::<$ty>()))
             }
         }
     )*};
@@ -251,8 +290,8 @@ impl<T: Send + Sync + 'static> KernelArg for crate::Global<T> {
         launch.push(&value.0.to_le_bytes());
     }
 
-    fn emulated(value: DevicePtr<T>) -> Self {
-        crate::Global::from_address(value.0)
+    fn read(args: &mut ArgReader<'_>) -> Self {
+        crate::Global::from_address(args.next())
     }
 }
 
@@ -266,8 +305,8 @@ impl<T: KernelArg, const N: usize> KernelArg for [T; N] {
         launch.arg_offsets.truncate(first + 1);
     }
 
-    fn emulated(values: [T::Host; N]) -> Self {
-        values.map(T::emulated)
+    fn read(args: &mut ArgReader<'_>) -> Self {
+        core::array::from_fn(|_| args.next())
     }
 }
 
@@ -278,7 +317,7 @@ impl<T: Send + Sync + 'static> KernelArg for crate::GlobalMut<T> {
         launch.push(&value.0.to_le_bytes());
     }
 
-    fn emulated(value: DevicePtr<T>) -> Self {
-        crate::GlobalMut::from_address(value.0)
+    fn read(args: &mut ArgReader<'_>) -> Self {
+        crate::GlobalMut::from_address(args.next())
     }
 }

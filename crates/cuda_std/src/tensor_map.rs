@@ -94,7 +94,7 @@ impl crate::launch::KernelArg for TensorMap {
         launch.push_aligned(&value.0, EncodedTensorMap::ALIGN);
     }
 
-    fn emulated(value: EncodedTensorMap) -> Self {
-        TensorMap(value)
+    fn read(args: &mut crate::launch::ArgReader<'_>) -> Self {
+        TensorMap(EncodedTensorMap(args.bytes(EncodedTensorMap::ALIGN)))
     }
 }

@@ -136,9 +136,8 @@ mod launcher {
             let own = Rows::new(x, width);
             let columns = out.iter().map(|out| Rows::new(out.add(first_column), out_width));
             let aligned = own.is_aligned() && columns.into_iter().all(|rows| rows.is_aligned());
-            let is_right = |instance: &&Instance| instance.world() == world;
-            let instance =
-                Instance::ALL.iter().find(is_right).expect("every world has an instance");
+            let is_right = |instance: Instance| instance.world() == world;
+            let instance = Instance::find(is_right).expect("every world has an instance");
             Ok(geometry.map(|geometry| {
                 Args {
                     rank: ranks.rank() as u32,
@@ -152,7 +151,7 @@ mod launcher {
                     out: padded(out),
                     flags: ranks.flags(),
                 }
-                .launch(*instance, geometry)
+                .launch(instance, geometry)
             }))
         }
     }

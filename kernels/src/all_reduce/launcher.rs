@@ -185,8 +185,8 @@ impl AllReduce {
         let geometry = Geometry::new([blocks, 1, 1], one_shot::NUM_THREADS as usize, 0)?;
         let parts = ranks.workspace.parts();
         use all_reduce_one_shot::{Args, Instance};
-        let is_right = |i: &&Instance| i.world() == ranks.world() && i.e() == TypeId::of::<E>();
-        let instance = Instance::ALL.iter().find(is_right).expect("every world has instances");
+        let is_right = |i: Instance| i.world() == ranks.world() && i.e() == TypeId::of::<E>();
+        let instance = Instance::find(is_right).expect("every world has instances");
         Ok(geometry.map(|geometry| {
             Args {
                 rank: ranks.rank as u32,
@@ -197,7 +197,7 @@ impl AllReduce {
                 epochs: ranks.own(parts.one_shot_epochs),
                 lines: ranks.of_all(parts.one_shot_lines),
             }
-            .launch(*instance, geometry)
+            .launch(instance, geometry)
         }))
     }
 
@@ -236,8 +236,8 @@ impl AllReduce {
         let geometry = Geometry::new([blocks, 1, 1], two_shot::NUM_THREADS as usize, 0)?;
         let parts = ranks.workspace.parts();
         use all_reduce_two_shot::{Args, Instance};
-        let is_right = |i: &&Instance| i.world() == ranks.world() && i.e() == TypeId::of::<E>();
-        let instance = Instance::ALL.iter().find(is_right).expect("every world has instances");
+        let is_right = |i: Instance| i.world() == ranks.world() && i.e() == TypeId::of::<E>();
+        let instance = Instance::find(is_right).expect("every world has instances");
         Ok(geometry.map(|geometry| {
             Args {
                 rank: ranks.rank as u32,
@@ -247,7 +247,7 @@ impl AllReduce {
                 x: padded(x),
                 flags: ranks.of_all(parts.two_shot_flags),
             }
-            .launch(*instance, geometry)
+            .launch(instance, geometry)
         }))
     }
 }

@@ -100,10 +100,10 @@ impl AllReduceNorm {
         let geometry = Geometry::new([max_rows, 1, 1], threads, 0)?;
         let parts = ranks.workspace().parts();
         use all_reduce_norm::{Args, Instance};
-        let is_right = |i: &&Instance| {
+        let is_right = |i: Instance| {
             (i.world(), i.vectors()) == (ranks.world(), vectors) && i.e() == TypeId::of::<E>()
         };
-        let instance = Instance::ALL.iter().find(is_right).expect("every world has instances");
+        let instance = Instance::find(is_right).expect("every world has instances");
         Ok(geometry.filter(|_| hidden_size > 0).map(|geometry| {
             Args {
                 rank: ranks.rank() as u32,
@@ -117,7 +117,7 @@ impl AllReduceNorm {
                 epochs: ranks.own(parts.norm_epochs),
                 lines: ranks.of_all(parts.norm_lines),
             }
-            .launch(*instance, geometry)
+            .launch(instance, geometry)
         }))
     }
 
@@ -146,8 +146,8 @@ impl AllReduceNorm {
         let geometry = Geometry::new([blocks, 1, 1], threads, 0)?;
         let parts = ranks.workspace().parts();
         use all_reduce_two_shot_norm::{Args, Instance};
-        let is_right = |i: &&Instance| i.world() == ranks.world() && i.e() == TypeId::of::<E>();
-        let instance = Instance::ALL.iter().find(is_right).expect("every world has instances");
+        let is_right = |i: Instance| i.world() == ranks.world() && i.e() == TypeId::of::<E>();
+        let instance = Instance::find(is_right).expect("every world has instances");
         Ok(geometry.filter(|_| hidden_size > 0).map(|geometry| {
             Args {
                 rank: ranks.rank() as u32,
@@ -161,7 +161,7 @@ impl AllReduceNorm {
                 epochs: ranks.own(parts.two_shot_epochs),
                 flags: ranks.of_all(parts.two_shot_flags),
             }
-            .launch(*instance, geometry)
+            .launch(instance, geometry)
         }))
     }
 }
@@ -217,8 +217,8 @@ impl AllReduceAdd {
         let geometry = Geometry::new([blocks, 1, 1], NUM_THREADS as usize, 0)?;
         let parts = ranks.workspace().parts();
         use all_reduce_two_shot_add::{Args, Instance};
-        let is_right = |i: &&Instance| i.world() == ranks.world() && i.e() == TypeId::of::<E>();
-        let instance = Instance::ALL.iter().find(is_right).expect("every world has instances");
+        let is_right = |i: Instance| i.world() == ranks.world() && i.e() == TypeId::of::<E>();
+        let instance = Instance::find(is_right).expect("every world has instances");
         Ok(geometry.map(|geometry| {
             Args {
                 rank: ranks.rank() as u32,
@@ -229,7 +229,7 @@ impl AllReduceAdd {
                 epochs: ranks.own(parts.two_shot_epochs),
                 flags: ranks.of_all(parts.two_shot_flags),
             }
-            .launch(*instance, geometry)
+            .launch(instance, geometry)
         }))
     }
 }

@@ -7,7 +7,7 @@ mod layout;
 use std::sync::Arc;
 
 use case::{Case, Float};
-use cuda_std::launch::{Body, DevicePtr, Geometry, KernelArg, Launch};
+use cuda_std::launch::{ArgReader, Geometry};
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{
     self, Accumulator, AccumulatorFor, FragmentA, InFlight, KMajor, Major, MatrixDescriptor,
@@ -150,8 +150,9 @@ fn emulate(
     let shared_bytes = 4 * case.shared.len() as u32;
     let geometry = Geometry { grid: [1; 3], block: [128, 1, 1], shared_bytes };
     let case = case.clone();
-    let kernel = Body::new(move || body(&case, GlobalMut::emulated(DevicePtr::new(out))));
-    Launch::new("wgmma", 128, geometry, kernel).emulate(&mut memory, seed)?;
+    let kernel = simt::Kernel { symbol: "wgmma", max_threads: 128, cluster: [1; 3] };
+    let threads = Arc::new(move || body(&case, ArgReader::new(&out.to_le_bytes()).next()));
+    simt::emulate(kernel, geometry, threads, &mut memory, seed)?;
     let mut bytes = vec![0; 4 * len];
     memory.read(out, &mut bytes).unwrap();
     let (words, _) = bytes.as_chunks();

@@ -17,7 +17,8 @@ pub fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> 
         let bindings = bindings(function, generic_args);
         let bounds = bounds(attributes);
         let facts = facts(symbol, &family, attributes);
-        let entry = device_entry(function, args, symbol, generic_args);
+        let device_entry = device_entry(function, args, symbol, generic_args);
+        let host_entry = host_entry(function, args, symbol, generic_args, attributes);
         let is_device = is_device(attributes);
         quote! {
             mod #module {
@@ -28,7 +29,9 @@ pub fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> 
                 #[cfg(#is_device)]
                 #facts
                 #[cfg(#is_device)]
-                #entry
+                #device_entry
+                #[cfg(not(target_arch = "nvptx64"))]
+                #host_entry
             }
         }
     };
@@ -40,8 +43,7 @@ pub fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> 
     }
 }
 
-/// The module that holds the entry `symbol`, on the host `__MAX_THREADS`, and `__CLUSTER` if the
-/// kernel has clusters.
+/// The module that holds the entry `symbol`: the PTX entry on the device, `ENTRY` on the host.
 pub fn module(symbol: &Ident) -> Ident {
     format_ident!("__entry_{symbol}")
 }
@@ -87,7 +89,7 @@ fn bounds(attributes: &Attributes) -> TokenStream {
     let Attributes { max_threads, min_blocks, cluster, .. } = attributes;
     let cluster = cluster.as_ref().map(|shape| {
         quote! {
-            pub(super) const __CLUSTER: [u32; 3] = [#(#shape),*];
+            const __CLUSTER: [u32; 3] = [#(#shape),*];
             const _: () = {
                 let [x, y, z] = __CLUSTER;
                 assert!(
@@ -98,8 +100,6 @@ fn bounds(attributes: &Attributes) -> TokenStream {
         }
     });
     quote! {
-        #[cfg(not(target_arch = "nvptx64"))]
-        pub(super) const __MAX_THREADS: u32 = #max_threads;
         const _: () = assert!(
             (#max_threads) >= 1 && (#max_threads) <= 1024 && (#min_blocks) >= 1,
             "launch bounds are 1 to 1024 threads and at least 1 block"
@@ -123,6 +123,34 @@ fn facts(symbol: &Ident, family: &str, attributes: &Attributes) -> TokenStream {
         });
     }
     quote!(::core::arch::global_asm!(#fact, #values);)
+}
+
+/// What the launcher and the emulator know of the entry. Its body calls the kernel with arguments in
+/// the order of its parameters.
+fn host_entry(
+    function: &ItemFn,
+    args: &[Arg<'_>],
+    symbol: &Ident,
+    generic_args: &[GenericArgument],
+    attributes: &Attributes,
+) -> TokenStream {
+    let Attributes { max_threads, cluster, overlaps, .. } = attributes;
+    let kernel = &function.sig.ident;
+    let cluster = if cluster.is_some() { quote!(__CLUSTER) } else { quote!([1, 1, 1]) };
+    let args = args.iter().map(|_| quote!(args.next()));
+    // SAFETY of the expansion: the launch keeps the kernel's requirements, and the emulator checks
+    // them.
+    quote! {
+        pub(super) static ENTRY: ::cuda_std::launch::Entry = ::cuda_std::launch::Entry {
+            symbol: stringify!(#symbol),
+            max_threads: #max_threads,
+            cluster: #cluster,
+            overlaps: #overlaps,
+            body: ::cuda_std::launch_body!(|args| unsafe {
+                super::#kernel::<#(#generic_args),*>(#(#args),*)
+            }),
+        };
+    }
 }
 
 fn device_entry(

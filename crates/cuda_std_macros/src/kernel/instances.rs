@@ -143,10 +143,7 @@ fn named(piece: &TokenTree) -> Option<Ident> {
 }
 
 /// `tokens` with what `value` gives for names.
-pub fn substitute(
-    tokens: TokenStream,
-    value: &impl Fn(&Ident) -> Option<TokenStream>,
-) -> TokenStream {
+fn substitute(tokens: TokenStream, value: &impl Fn(&Ident) -> Option<TokenStream>) -> TokenStream {
     let substituted = |token| match token {
         TokenTree::Ident(name) => value(&name).unwrap_or_else(|| name.into_token_stream()),
         TokenTree::Group(group) => {

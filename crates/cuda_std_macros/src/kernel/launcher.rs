@@ -2,11 +2,11 @@
 
 use proc_macro2::TokenStream;
 use quote::quote;
-use syn::{GenericArgument, GenericParam, Ident, ItemFn};
+use syn::{GenericParam, Ident, ItemFn};
 
 use super::attributes::Attributes;
 use super::entries;
-use super::instances::{Instance, substitute};
+use super::instances::Instance;
 use super::{Arg, names};
 
 /// The module of the kernel's name with its typed launcher.
@@ -24,39 +24,16 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
     };
     let is_generic = !attributes.instances.is_empty();
     let instance_param = is_generic.then(|| quote!(instance: Instance,));
-    let symbol = if is_generic { quote!(instance.symbol()) } else { quote!(SYMBOL) };
+    let entry = if is_generic {
+        quote!(instance.entry())
+    } else {
+        let module = entries::module(name);
+        quote!(&super::#module::ENTRY)
+    };
     let elements = elements(function, &types);
     let generics = (!elements.is_empty()).then(|| quote!(<#(#elements),*>));
     let bounds = generics.as_ref().map(|_| quote!(<#(#elements: Send + Sync + 'static),*>));
     let getters = elements.iter().map(|element| getter_name(element));
-    let body = for_each_instance(function, attributes, |_, generic_args| {
-        let types = types.iter().map(|ty| {
-            let arg = |name: &Ident| {
-                let mut params = function.sig.generics.params.iter().zip(generic_args);
-                params.find_map(|(param, arg)| is_type(param, name).then(|| quote!(#arg)))
-            };
-            substitute(quote!(#ty), &arg)
-        });
-        // SAFETY of the expansion: the launch keeps the kernel's requirements, and the emulator
-        // checks them.
-        quote!(unsafe {
-            super::#name::<#(#generic_args),*>(
-                #(::cuda_std::launch::emulated_arg::<#types, _>(#names)),*
-            )
-        })
-    });
-    let max_threads = for_each_instance(function, attributes, |symbol, _| {
-        let entry = entries::module(symbol);
-        quote!(super::#entry::__MAX_THREADS)
-    });
-    let set_overlaps = attributes.overlaps.then(|| quote!(launch.overlaps = true;));
-    let set_cluster = attributes.cluster.as_ref().map(|_| {
-        let cluster = for_each_instance(function, attributes, |symbol, _| {
-            let entry = entries::module(symbol);
-            quote!(super::#entry::__CLUSTER)
-        });
-        quote!(launch.cluster = #cluster;)
-    });
     quote! {
         #[cfg(not(target_arch = "nvptx64"))]
         #[doc = #module_doc]
@@ -91,15 +68,7 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
                         instance.symbol(),
                     );)*
                     let Args { #(#names),* } = self;
-                    #[allow(unused_mut)]
-                    let mut launch = ::cuda_std::launch::Launch::new(
-                        #symbol,
-                        #max_threads,
-                        geometry,
-                        ::cuda_std::launch_body!(#body),
-                    );
-                    #set_cluster
-                    #set_overlaps
+                    let mut launch = ::cuda_std::launch::Launch::new(#entry, geometry);
                     #(<#types as ::cuda_std::launch::KernelArg>::push(&mut launch, #names);)*
                     launch
                 }
@@ -108,29 +77,10 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
     }
 }
 
-/// Whether `param` is the type parameter `name`.
-fn is_type(param: &GenericParam, name: &Ident) -> bool {
-    matches!(param, GenericParam::Type(param) if param.ident == *name)
-}
-
 /// The type parameters of the kernel that its parameters' types name.
 fn elements<'a>(function: &'a ItemFn, types: &[&syn::Type]) -> Vec<&'a Ident> {
     let params = function.sig.generics.type_params().map(|param| &param.ident);
     params.filter(|param| names(quote!(#(#types)*), param)).collect()
-}
-
-/// `value` of the kernel's entry, or of the entry of `instance`.
-fn for_each_instance(
-    function: &ItemFn,
-    attributes: &Attributes,
-    value: impl Fn(&Ident, &[GenericArgument]) -> TokenStream,
-) -> TokenStream {
-    if attributes.instances.is_empty() {
-        return value(&function.sig.ident, &[]);
-    }
-    let symbols = attributes.instances.iter().map(|instance| &instance.symbol);
-    let values = attributes.instances.iter().map(|Instance { symbol, args }| value(symbol, args));
-    quote!(match instance { #(Instance::#symbols => #values,)* })
 }
 
 /// `SYMBOL`, or `Instance` for a generic kernel.
@@ -143,6 +93,7 @@ fn symbols(function: &ItemFn, attributes: &Attributes) -> TokenStream {
         };
     }
     let symbols: Vec<_> = attributes.instances.iter().map(|instance| &instance.symbol).collect();
+    let modules = symbols.iter().map(|symbol| entries::module(symbol));
     let getters = getters(function, &attributes.instances);
     quote! {
         /// The instances of the kernel, each named by its PTX entry.
@@ -158,11 +109,21 @@ fn symbols(function: &ItemFn, attributes: &Attributes) -> TokenStream {
 
             #getters
 
-            /// The PTX entry.
+            /// The one that `is_it` says, the first of several.
+            #[allow(dead_code)]
+            pub fn find(is_it: impl Fn(Instance) -> bool) -> Option<Instance> {
+                Self::ALL.iter().copied().find(|&instance| is_it(instance))
+            }
+
+            /// The name of the PTX entry.
             pub const fn symbol(self) -> &'static str {
-                match self {
-                    #(Instance::#symbols => stringify!(#symbols),)*
-                }
+                self.entry().symbol
+            }
+
+            /// The PTX entry.
+            pub const fn entry(self) -> &'static ::cuda_std::launch::Entry {
+                const ENTRIES: &[&::cuda_std::launch::Entry] = &[#(&super::#modules::ENTRY),*];
+                ENTRIES[self as usize]
             }
         }
     }
@@ -188,14 +149,12 @@ fn getters(function: &ItemFn, instances: &[Instance]) -> TokenStream {
         };
         let doc = format!("`{name}` of the instance.");
         let getter = getter_name(name);
-        let symbols = instances.iter().map(|instance| &instance.symbol);
         quote! {
             #[doc = #doc]
             #[allow(dead_code)]
             pub const fn #getter(self) -> #ty {
-                match self {
-                    #(Instance::#symbols => #values,)*
-                }
+                const VALUES: &[#ty] = &[#(#values),*];
+                VALUES[self as usize]
             }
         }
     };

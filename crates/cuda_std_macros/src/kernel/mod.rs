@@ -22,8 +22,7 @@ pub fn expand(attr: TokenStream, item: TokenStream) -> Result<TokenStream> {
     function.attrs.push(syn::parse_quote!(#[allow(clippy::too_many_arguments)]));
     function.attrs.push(syn::parse_quote!(#[cfg_attr(target_arch = "nvptx64", inline(always))]));
     // On the host an instance stays a function of the kernel's module, which rustc compiles beside
-    // other modules, and again only when it has changed. Inlined into the launches' closures all
-    // instances of a crate were one unit of code.
+    // other modules, and again only when it has changed.
     function
         .attrs
         .push(syn::parse_quote!(#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]));

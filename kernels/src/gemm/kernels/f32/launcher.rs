@@ -68,8 +68,7 @@ impl Linear {
             }
             .launch(instance, geometry),
             Choice::Tiled(config) => {
-                let mut instances = gemm_f32::Instance::ALL.iter();
-                let instance = instances.find(|instance| instance.t() == config.tile);
+                let instance = gemm_f32::Instance::find(|instance| instance.t() == config.tile);
                 gemm_f32::Args {
                     m,
                     n,
@@ -84,7 +83,7 @@ impl Linear {
                     out,
                     out_stride,
                 }
-                .launch(*instance.expect("an instance of every tile"), geometry)
+                .launch(instance.expect("an instance of every tile"), geometry)
             }
         }))
     }
@@ -96,10 +95,10 @@ impl Linear {
         if !self.k.is_multiple_of(4) || !x.is_aligned() || !weight.is_aligned() {
             return Choice::Tiled(unaligned);
         }
-        let small_m = SmallM::ALL.iter().find(|small_m| self.max_rows <= small_m.rows());
+        let small_m = SmallM::find(|small_m| self.max_rows <= small_m.rows());
         match (order, small_m) {
             (SumOrder::Tiles, _) | (SumOrder::Fastest, None) => {}
-            (_, Some(&instance)) => return Choice::SmallM(instance),
+            (_, Some(instance)) => return Choice::SmallM(instance),
             (SumOrder::SmallBatch, None) => return Choice::SmallM(SmallM::gemm_f32_small_m16),
         }
         let [tiles_m, tiles_n] = large.clusters([self.max_rows, self.n]);

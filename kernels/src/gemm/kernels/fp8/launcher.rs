@@ -146,8 +146,8 @@ impl LinearFp8 {
         (out, out_map): (&Rows<O>, EncodedTensorMap),
     ) -> Result<Launch, LaunchError> {
         let types = (config.tile, self.accumulate.level(), TypeId::of::<O>());
-        let is_it = |instance: &&Instance| (instance.t(), instance.l(), instance.o()) == types;
-        let Some(instance) = Instance::ALL.iter().find(is_it) else {
+        let is_it = |instance: Instance| (instance.t(), instance.l(), instance.o()) == types;
+        let Some(instance) = Instance::find(is_it) else {
             return refuse("tile rows", config.block[0], "a tile of this accumulation");
         };
         let Terms { bias, residual, residual_stride } =
@@ -173,7 +173,7 @@ impl LinearFp8 {
             b,
             out_map,
         };
-        Ok(args.launch(*instance, geometry))
+        Ok(args.launch(instance, geometry))
     }
 
     /// Refuses what no kernel computes.

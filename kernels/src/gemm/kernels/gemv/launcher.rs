@@ -70,10 +70,10 @@ impl Gemv16 {
         operands: &Linear16Operands<E, W>,
     ) -> Instance {
         let fused = (is_normed(operands), self.0.gated);
-        let is_it = |instance: &&Instance| {
+        let is_it = |instance: Instance| {
             instance.w() == TypeId::of::<W>() && (instance.normed(), instance.gated()) == fused
         };
-        *Instance::ALL.iter().find(is_it).expect("instances of all fusions")
+        Instance::find(is_it).expect("instances of all fusions")
     }
 
     /// The launch of the given instance, whose weights are in `W`.

@@ -45,8 +45,8 @@ fn launch_to<E: Operand16, O: Output>(
     check(linear.k, [&x, weight])?;
     let types = (config.tile, TypeId::of::<E>(), TypeId::of::<O>(), config.accumulator());
     let is_it =
-        |instance: &&Instance| (instance.t(), instance.e(), instance.o(), instance.s()) == types;
-    let instance = Instance::ALL.iter().find(is_it).ok_or(Linear16::F16_ACCUMULATORS_OF_BF16)?;
+        |instance: Instance| (instance.t(), instance.e(), instance.o(), instance.s()) == types;
+    let instance = Instance::find(is_it).ok_or(Linear16::F16_ACCUMULATORS_OF_BF16)?;
     let Terms { bias, residual, residual_stride } = Terms::new(*bias, *residual)?;
     let args = gemm_sm80::Args {
         m: num_rows,
@@ -65,7 +65,7 @@ fn launch_to<E: Operand16, O: Output>(
     let [tiles_m, tiles_n] = config.clusters([linear.max_rows, linear.n]);
     let grid = [tiles_m.saturating_mul(tiles_n), 1, 1];
     let geometry = Geometry::new(grid, config.num_threads, config.shared_bytes)?;
-    Ok(geometry.map(|geometry| args.launch(*instance, geometry)))
+    Ok(geometry.map(|geometry| args.launch(instance, geometry)))
 }
 
 /// Refuses operands that `cp.async` cannot copy 16 bytes at a time.

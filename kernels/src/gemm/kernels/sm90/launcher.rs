@@ -81,8 +81,8 @@ fn launch_to<E: Operand16, O: OutElement>(
     (out, out_map): (&Rows<O>, EncodedTensorMap),
 ) -> Result<Launch, LaunchError> {
     let types = (config.tile, TypeId::of::<E>(), TypeId::of::<O>());
-    let is_it = |instance: &&Instance| (instance.t(), instance.e(), instance.o()) == types;
-    let instance = Instance::ALL.iter().find(is_it).ok_or(Linear16::F16_ACCUMULATORS_OF_BF16)?;
+    let is_it = |instance: Instance| (instance.t(), instance.e(), instance.o()) == types;
+    let instance = Instance::find(is_it).ok_or(Linear16::F16_ACCUMULATORS_OF_BF16)?;
     let Terms { bias, residual, residual_stride } = Terms::new(operands.bias, operands.residual)?;
     let args = gemm_f16_sm90::Args {
         num_rows,
@@ -98,7 +98,7 @@ fn launch_to<E: Operand16, O: OutElement>(
         b,
         out_map,
     };
-    Ok(args.launch(*instance, geometry))
+    Ok(args.launch(instance, geometry))
 }
 
 /// One cluster a tile; without split-K at most as many clusters as run at the same time.

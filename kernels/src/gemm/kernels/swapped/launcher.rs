@@ -76,8 +76,8 @@ impl Swapped16 {
             return refuse("rows", max_rows, "at most 32");
         };
         let is_it =
-            |instance: &&Instance| (instance.e(), instance.a()) == (TypeId::of::<E>(), accumulator);
-        let instance = Instance::ALL.iter().find(is_it).expect("instances of all accumulators");
+            |instance: Instance| (instance.e(), instance.a()) == (TypeId::of::<E>(), accumulator);
+        let instance = Instance::find(is_it).expect("instances of all accumulators");
         if max_rows == 0 || n == 0 {
             return Ok(None);
         }
@@ -119,6 +119,6 @@ impl Swapped16 {
             x: x_map,
             weight_map,
         };
-        Ok(geometry.map(|geometry| args.launch(*instance, geometry)))
+        Ok(geometry.map(|geometry| args.launch(instance, geometry)))
     }
 }
