@@ -80,7 +80,7 @@
 //! # Features
 //! - `cli` (default): the binary `halfwarp`. A library has no use for it.
 //! - `server` (default): `server`, the OpenAI-compatible HTTP server.
-//! - `emulator` (default): [`Device::Emulated`], the GPU's kernels run and checked on the CPU.
+//! - `emulator`: [`Device::Emulated`], the GPU's kernels run and checked on the CPU.
 //!
 //! # How it works
 //! ```text
@@ -89,6 +89,7 @@
 //! ```
 //! A model is turned into a [`Plan`] once, and everything else reads the plan: executors, the memory budget, profiles.
 
+#[cfg(feature = "cli")]
 pub mod bench;
 pub mod engine;
 pub mod exec;
@@ -100,12 +101,14 @@ mod loaded;
 pub mod model;
 pub mod models;
 pub mod plan;
+#[cfg(feature = "cli")]
 pub mod profile;
 pub use ptx;
 pub mod quantize;
 #[cfg(feature = "server")]
 pub mod server;
 pub mod text;
+#[cfg(feature = "cli")]
 pub mod validate;
 pub mod weights;
 

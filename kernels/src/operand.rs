@@ -17,9 +17,14 @@ impl<T> Rows<T> {
         Rows { ptr, row_stride }
     }
 
+    /// As many elements of another type from a row to the next.
+    pub const fn cast<U>(&self) -> Rows<U> {
+        Rows { ptr: DevicePtr::new(self.ptr.0), row_stride: self.row_stride }
+    }
+
     /// The rows, as the operand of a launcher that is told their type otherwise.
     pub(crate) const fn untyped(&self) -> Rows<()> {
-        Rows { ptr: DevicePtr::new(self.ptr.0), row_stride: self.row_stride }
+        self.cast()
     }
 
     /// The address, as the argument of a kernel that is generic over the element type.

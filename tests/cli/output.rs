@@ -70,6 +70,7 @@ fn text_without_a_tokenizer_is_the_ids() {
     }
 }
 
+#[cfg(feature = "emulator")]
 #[test]
 fn the_emulator_generates_too() {
     let prompt = join(&golden_ids(QWEN3, "greedy_prompt"));

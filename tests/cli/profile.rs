@@ -72,6 +72,7 @@ fn profile_says_what_it_cannot_do() {
     for (more, part) in [
         (&["-r", "0"][..], "0"),
         (&["--csv", "/nowhere/p.csv"], "/nowhere: no such directory"),
+        #[cfg(feature = "emulator")]
         (&["--device", "emulated"], "choose cpu or cuda"),
         (&["--device", "cpu", "--collect", "decode"], "counters on a GPU alone"),
         (&["-p", "100000"], "context"),

@@ -20,6 +20,7 @@ mod sample;
 
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
+#[cfg(feature = "emulator")]
 use halfwarp::exec::emulated::EmulatedExecutor;
 use halfwarp::exec::{ExecError, Executor, Gemm, GpuOptions, Target, default_cubin_dir};
 use halfwarp::plan::{Plan, WeightSource};
@@ -29,6 +30,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// The emulator needs a good part of a second for so many floating-point operations, twice; those
 /// that are left out show no kernel that others do not, and larger ones run in the tests of
 /// `kernels`.
+#[cfg(feature = "emulator")]
 const MAX_EMULATED_FLOPS: usize = 1_000_000;
 
 /// A test of any executor, by name.
@@ -92,6 +94,7 @@ fn open_cublas(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Execut
     Ok(Box::new(CudaExecutor::open(ordinal, &gpu_options(Gemm::Cublas, None), plan, weights)?))
 }
 
+#[cfg(feature = "emulator")]
 fn open_emulated(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
     Ok(Box::new(EmulatedExecutor::open(None, plan, weights)?))
 }
@@ -114,9 +117,14 @@ fn main() {
     let sm_80 = Subject { name: "cuda_sm_80", open: open_sm_80, ..cuda };
     let has_cublas = has_cuda && cuda::cublas_version().is_ok();
     let cublas = Subject { name: "cublas", open: open_cublas, is_there: has_cublas, ..cpu };
-    let max_flops = MAX_EMULATED_FLOPS;
-    let emulated =
-        Subject { name: "emulated", open: open_emulated, leaves_out_bf16: true, max_flops, ..cpu };
+    #[cfg(feature = "emulator")]
+    let emulated = Subject {
+        name: "emulated",
+        open: open_emulated,
+        leaves_out_bf16: true,
+        max_flops: MAX_EMULATED_FLOPS,
+        ..cpu
+    };
     let mut trials = vec![Trial::test("cuda::open::rejects_a_device_that_is_not_there", || {
         rejects::a_device_that_is_not_there().map_err(Failed::from)
     })];
@@ -125,6 +133,7 @@ fn main() {
         (cpu, all_tests()),
         (cuda, all_tests()),
         (sm_80, all_tests()),
+        #[cfg(feature = "emulator")]
         (emulated, all_tests()),
         (cublas, linear::tests()),
     ];

@@ -33,9 +33,12 @@ pub fn trials() -> Vec<Trial> {
     let mut trials = hanging();
     // Rows of one shot, and of two: those of a rank are not as many as those of the other.
     for num_rows in [5, 2101] {
-        for (name, device, worlds) in
-            [("cuda", Device::Cuda(0), &[2, 4, 8][..]), ("emulated", Device::Emulated, &[2])]
-        {
+        let devices = [
+            ("cuda", Device::Cuda(0), &[2, 4, 8][..]),
+            #[cfg(feature = "emulator")]
+            ("emulated", Device::Emulated, &[2]),
+        ];
+        for (name, device, worlds) in devices {
             for &world in worlds {
                 let name = format!("{name}::ranks::added_and_normed::{num_rows}_rows_tp{world}");
                 trials.push(Trial::ignorable_test(name, move || {

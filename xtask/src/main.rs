@@ -74,6 +74,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// Cargo's tests. Of the product, too, with the emulator, which its own builds leave out.
+const TEST: [&str; 4] = ["test", "--workspace", "--features", "halfwarp/emulator"];
+
 fn dispatch(args: &[OsString]) -> Result<ExitCode> {
     let words: Vec<&str> = args.iter().map(|arg| arg.to_str().unwrap_or_default()).collect();
     match words[..] {
@@ -84,12 +87,12 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             // All but examples, which clippy compiles: linked, each is as large as the library.
             let parts = [&["--lib", "--bins", "--tests"][..], &["--doc"]];
             for part in parts {
-                process::show(process::cargo()?.args(["test", "--workspace"]).args(part))?;
+                process::show(process::cargo()?.args(TEST).args(part))?;
             }
         }
         ["test", ..] => {
             setup::run()?;
-            process::show(process::cargo()?.args(["test", "--workspace"]).args(&args[1..]))?;
+            process::show(process::cargo()?.args(TEST).args(&args[1..]))?;
         }
         ["clients"] => clients::run()?,
         ["browser", ..] => browser::run(&args[1..])?,

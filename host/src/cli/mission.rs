@@ -67,7 +67,7 @@ fn verify(dtype: Dtype, causal: bool) -> Result<Vec<Row>, MissionError> {
 
 #[cfg(not(feature = "emulator"))]
 fn verify(_dtype: Dtype, _causal: bool) -> Result<Vec<Row>, MissionError> {
-    let why = "there is no GPU, and this program has no emulator".to_owned();
+    let why = "there is no GPU, and no emulator in this build: cargo xtask mission".to_owned();
     Err(halfwarp::ExecError::NoDevice(why).into())
 }
 

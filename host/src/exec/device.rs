@@ -215,11 +215,17 @@ pub fn open_ranks(
         }
         #[cfg(not(feature = "emulator"))]
         (None, _) if device == Device::Emulated => {
-            let why = "the emulator is not built in: build halfwarp with its feature `emulator`";
-            return Err(ExecError::NoDevice(why.to_owned()));
+            return Err(no_emulator());
         }
         (None, _) => Box::new(CpuExecutor::open_ranks(plans, weights)?),
     })
+}
+
+/// The error of a build without the emulator.
+#[cfg(not(feature = "emulator"))]
+pub(super) fn no_emulator() -> ExecError {
+    let why = "the emulator is not built in: cargo build --release --features emulator";
+    ExecError::NoDevice(why.to_owned())
 }
 
 #[cfg(test)]

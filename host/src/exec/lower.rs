@@ -8,6 +8,8 @@ use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows as Operand;
 use kernels::attention::{self, AttentionOperands, AttentionWorkspace, SeqInputs};
 use kernels::gather_rows::GatherRows;
+use kernels::gemm::layer::{Segment, segments};
+use kernels::gemm::quantised::gather::GatherQuantised;
 use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf, SumOrder};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
@@ -20,12 +22,11 @@ mod count;
 mod cublas;
 mod dequantise;
 mod element;
-mod fp8;
 mod fuse;
 mod libraries;
+mod linear;
 mod materialized;
 mod nccl;
-mod tiles;
 
 pub use self::collective::{only_16_bits, rank_workspace_bytes};
 pub use self::count::LoweredPlan;
@@ -141,10 +142,9 @@ pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
         | Op::AppendAttention(_)
         | Op::AttentionScores(_)
         | Op::AttentionValues(_) => dequantise::attention_bytes(plan, op),
-        Op::Linear(linear) => {
-            let of_blocks = tiles::dense_bytes(plan, linear);
-            let of_fp8 = fp8::workspace_bytes(plan, linear);
-            cublas::product_bytes(plan, op, gemm).max(of_blocks).max(of_fp8)
+        Op::Linear(linear_op) => {
+            let own = linear::layer(plan, linear_op).workspace_bytes();
+            cublas::product_bytes(plan, op, gemm).max(own)
         }
         Op::Sample { x, .. } => sample(plan, *x).scratch_bytes(),
         _ => 0,
@@ -226,6 +226,18 @@ pub(super) fn cache_dtype(plan: &Plan) -> kernels::element::Dtype {
     }
 }
 
+/// The types of all that `op` reads and writes.
+fn dtypes(plan: &Plan, op: &Op) -> Vec<Dtype> {
+    let views = op.reads().into_iter().chain(op.writes()).map(|view| plan.dtype(view));
+    let parts = op.weights().into_iter().flat_map(|id| &plan.weight(id).parts);
+    let weights = parts.map(|part| part.storage);
+    let cache = match op {
+        Op::Attention(_) => Some(plan.kv.dtype),
+        _ => op.appends_to().map(|_| plan.kv.dtype),
+    };
+    views.chain(weights).chain(cache).collect()
+}
+
 struct Lowering<'a> {
     plan: &'a Plan,
     addresses: &'a Addresses,
@@ -243,32 +255,38 @@ impl<'a> Lowering<'a> {
 
     /// By the type of its operands: the 16-bit one if there is one.
     fn op(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
-        if self.reads_tiles(op) {
-            return self.tiled_op(op);
+        if let Op::Embedding { table, out } = *op
+            && self.plan.weight(table).has_tiles()
+        {
+            return self.tiled_embedding(op, table, out);
         }
-        match op {
-            Op::Linear(linear) if fp8::is_fp8(self.plan.weight(linear.weight)) => {
-                return self.fp8_linear(linear);
-            }
-            _ => {}
-        }
-        match self.dtypes(op).into_iter().find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
+        let mut dtypes = dtypes(self.plan, op).into_iter();
+        match dtypes.find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
             Some(Dtype::F16) => self.op_of::<f16>(op),
             Some(_) => self.op_of::<bf16>(op),
             None => self.op_of::<f32>(op),
         }
     }
 
-    /// The types of all that `op` reads and writes.
-    fn dtypes(&self, op: &Op) -> Vec<Dtype> {
-        let views = op.reads().into_iter().chain(op.writes()).map(|view| self.plan.dtype(view));
-        let parts = op.weights().into_iter().flat_map(|id| &self.plan.weight(id).parts);
-        let weights = parts.map(|part| part.storage);
-        let cache = match op {
-            Op::Attention(_) => Some(self.plan.kv.dtype),
-            _ => op.appends_to().map(|_| self.plan.kv.dtype),
+    /// The rows of a table in tiles.
+    fn tiled_embedding(
+        &self,
+        op: &Op,
+        table: WeightId,
+        out: View,
+    ) -> Result<Vec<Launch>, ExecError> {
+        let unsupported = |why: String| ExecError::Unsupported { op: op.name().to_owned(), why };
+        let weight = self.plan.weight(table);
+        let (n, k) = (weight.rows, weight.cols);
+        let &[Segment { format: Some(format), .. }] = &segments(&linear::parts(weight), k)[..]
+        else {
+            return Err(unsupported("a table in several formats".to_owned()));
         };
-        views.chain(weights).chain(cache).collect()
+        let gather = GatherQuantised { max_rows: self.max_rows(out), n, k, format };
+        let ids = self.input(self.step.token_ids);
+        let tiles = DevicePtr::new(self.addresses.weights[table.0]);
+        let launch = gather.launch(self.num_rows(out), ids, tiles, self.view(out)?);
+        Ok(launch.map_err(|why| unsupported(why.to_string()))?.into_iter().collect())
     }
 
     /// An operation whose operands are of type `E`.
@@ -306,7 +324,7 @@ impl<'a> Lowering<'a> {
                     _ => norm.launch(num_rows, self.view::<E>(x)?, weight, self.view::<E>(out)?),
                 }
             }
-            Op::Linear(ref linear) => E::linear(self, linear)?,
+            Op::Linear(ref linear) => return self.linear(linear),
             Op::Rope { x, table, head_dim } => {
                 let rotary_dim = self.plan.constant(table).cols;
                 let num_heads = x.width / head_dim;

@@ -43,7 +43,10 @@ impl Device {
         };
         match self.cuda_ordinal() {
             Some(ordinal) => cuda::free_memory(ordinal).map(Some),
+            #[cfg(not(feature = "emulator"))]
+            None if self == Device::Emulated => Err(super::device::no_emulator()),
             // The emulator keeps beside each byte whether it was written.
+            #[cfg(feature = "emulator")]
             None if self == Device::Emulated => {
                 Ok(available_bytes().map(|free| on_host("emulator", free / 2)))
             }

@@ -11,6 +11,8 @@ mod operand;
 pub mod quantised;
 
 #[cfg(not(target_arch = "nvptx64"))]
+pub mod layer;
+#[cfg(not(target_arch = "nvptx64"))]
 mod problem;
 #[cfg(not(target_arch = "nvptx64"))]
 mod select;

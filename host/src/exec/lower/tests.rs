@@ -461,5 +461,8 @@ fn a_fused_linear_layer_of_f32_is_an_error_that_names_it() {
     let norm = Some(Norm { weight: WeightId(1), eps: 1e-6 });
     let linear = Linear { norm, ..Linear::new(view(0), WeightId(0), view(1)) };
     let error = lowered(&plan(Op::Linear(linear))).unwrap_err().to_string();
-    assert_eq!(error, "norm_linear: operands of F32, which no fused kernel takes");
+    assert_eq!(
+        error,
+        "norm_linear: operand bits is 32: expected 16 for a layer with a fused norm or gate"
+    );
 }

@@ -1,0 +1,122 @@
+//! Linear layers: what the plan says of one, as the kernels' [`Layer`], and its operands.
+
+use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use half::{bf16, f16};
+use kernels::element::Dtype as ElementType;
+use kernels::gemm::layer::{Input, Layer, Operands, Part, Weight as LayerWeight};
+use kernels::gemm::{self, Summation};
+
+use super::element::Stored;
+use super::{Lowering, dtypes, sum_order};
+use crate::exec::ExecError;
+use crate::plan::{Accumulate, Dtype, FP8_SMALL_BATCH, Linear, Norm, Op, Plan, View, Weight};
+
+const _: () = assert!(FP8_SMALL_BATCH == gemm::fp8::LinearFp8Small::MAX_ROWS);
+
+/// Elements of f32 that are loaded together: rows start at multiples of them.
+const F32_VECTOR: usize = 4;
+
+/// `op` as the kernels take it.
+pub(super) fn layer(plan: &Plan, op: &Linear) -> Layer {
+    let weight = plan.weight(op.weight);
+    let accumulate = match plan.numerics().accumulate {
+        Accumulate::F32 => gemm::Accumulate::F32,
+        Accumulate::F16 => gemm::Accumulate::F16,
+    };
+    let stored = match weight.storage() {
+        _ if weight.has_tiles() => LayerWeight::Tiles(parts(weight)),
+        Some(storage) if storage.is_fp8() => LayerWeight::E4m3 {
+            in_blocks: storage == Dtype::F8_E4M3_BLOCKS,
+            rounds_rows: plan.rounds_rows(op),
+        },
+        _ => LayerWeight::Dense,
+    };
+    Layer {
+        max_rows: plan.bounds.max_rows(plan.tensor(op.x.tensor).rows),
+        n: op.out.width,
+        k: weight.cols,
+        operand: match stored {
+            LayerWeight::Dense => operand(plan, op),
+            LayerWeight::E4m3 { .. } | LayerWeight::Tiles(_) => ElementType::F16,
+        },
+        input: match (op.norm, op.silu) {
+            (Some(_), _) => Input::Normed,
+            (None, Some(_)) => Input::Gated,
+            (None, None) => Input::Stored,
+        },
+        weight: stored,
+        gated: op.gated,
+        summation: Summation { accumulate, order: sum_order(plan) },
+    }
+}
+
+/// The type of a layer's operands: the one of 16 bits if there is one.
+fn operand(plan: &Plan, op: &Linear) -> ElementType {
+    let mut dtypes = dtypes(plan, &Op::Linear(*op)).into_iter();
+    match dtypes.find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
+        Some(Dtype::F16) => ElementType::F16,
+        Some(_) => ElementType::Bf16,
+        None => ElementType::F32,
+    }
+}
+
+/// The parts of a weight of which some are in tiles.
+pub(super) fn parts(weight: &Weight) -> Vec<Part> {
+    let parts = weight.parts.iter();
+    parts.map(|part| Part { rows: part.rows, format: weight.tile_format(part) }).collect()
+}
+
+/// Whether the launches of `op` compute the norm or the gate before it and the gate after it.
+pub(super) fn fuses(plan: &Plan, op: &Linear) -> bool {
+    let weight = plan.weight(op.weight);
+    let is_fp8 = weight.storage().is_some_and(Dtype::is_fp8);
+    let is_aligned =
+        [op.x.start, plan.tensor(op.x.tensor).width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
+    is_aligned && (is_fp8 || op.residual.is_none()) && layer(plan, op).fuses()
+}
+
+impl Lowering<'_> {
+    /// The launches of a linear layer.
+    pub(super) fn linear(&mut self, op: &Linear) -> Result<Vec<Launch>, ExecError> {
+        let layer = layer(self.plan, op);
+        let operands = match layer.operand {
+            ElementType::F32 => self.operands::<f32>(op, &layer)?,
+            ElementType::F16 => self.operands::<f16>(op, &layer)?,
+            ElementType::Bf16 => self.operands::<bf16>(op, &layer)?,
+        };
+        let (gpu, maps) = (self.gpu, &mut self.maps);
+        let launches = layer.launches(gpu, &operands, &mut |spec| maps.encode(spec));
+        launches.map_err(|why: LaunchError| ExecError::Unsupported {
+            op: Op::Linear(*op).name().to_owned(),
+            why: why.to_string(),
+        })
+    }
+
+    /// The operands of a layer whose rows are multiplied as `E`.
+    fn operands<E: Stored>(&self, op: &Linear, layer: &Layer) -> Result<Operands, ExecError> {
+        let &Linear { x, norm, silu, weight: id, bias, residual, out, .. } = op;
+        let weight = self.plan.weight(id);
+        let address = self.addresses.weights[id.0];
+        if layer.weight == LayerWeight::Dense {
+            self.weight::<E>(id)?;
+        }
+        let rows = |view: View| self.view::<E>(view).map(|rows| rows.cast());
+        let out_is_f32 = self.plan.dtype(out) == Dtype::F32;
+        Ok(Operands {
+            num_rows: self.num_rows(x),
+            x: if norm.is_some() { self.view::<f32>(x)?.cast() } else { rows(x)? },
+            norm: match norm {
+                Some(Norm { weight, eps }) => Some((self.weight(weight)?, eps)),
+                None => None,
+            },
+            gate: silu.map(rows).transpose()?,
+            weight: address,
+            scales: DevicePtr::new(address + weight.scales_at() as u64),
+            bias: bias.map(|bias| self.weight(bias)).transpose()?,
+            residual: residual.map(|residual| self.view(residual)).transpose()?,
+            out: if out_is_f32 { self.view::<f32>(out)?.cast::<()>() } else { rows(out)? },
+            out_is_f32,
+            workspace: self.addresses.workspace,
+        })
+    }
+}
