@@ -6,30 +6,22 @@
 
 mod after_reasoning;
 mod probe;
-mod schema;
 
 pub use after_reasoning::{AfterReasoning, ReasoningLimits};
 
 use crate::engine::{Constraint, ConstraintState, SamplingError};
+use crate::schema::{Schema, with_options, with_stack};
 use crate::text::{Tokenizer, one_line};
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use probe::Probe;
-use rayon::{ThreadPool, ThreadPoolBuilder};
-use schema::Schema;
 use serde_json::{Value, json};
 use std::fmt;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-
-/// Threads that compile grammars.
-const NUM_THREADS: usize = 2;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Longest source of a grammar, in bytes.
 const MAX_BYTES: usize = 1 << 20;
-
-/// The stack of what compiles a grammar, in bytes: llguidance follows references by recursion.
-const STACK_SIZE: usize = 256 << 20;
 
 /// What llguidance says of a grammar that is beyond its limits.
 const TOO_LARGE: [&str; 4] =
@@ -207,45 +199,6 @@ fn limits() -> ParserLimits {
         verbose_errors: false,
         ..ParserLimits::default()
     }
-}
-
-/// A schema for llguidance with its `options`, but for those of the source itself.
-fn with_options(mut held: Value, source: &Value, options: Value) -> Value {
-    if let Value::Object(fields) = &mut held {
-        // Models that are left to choose indent without an end.
-        let mut all = json!({"whitespace_flexible": false});
-        for options in [&options, source.get("x-guidance").unwrap_or(&Value::Null)] {
-            for (name, value) in options.as_object().into_iter().flatten() {
-                all[name] = value.clone();
-            }
-        }
-        all["lenient"] = true.into();
-        fields.insert("x-guidance".to_owned(), all);
-    }
-    held
-}
-
-/// A schema for `%json` in Lark, with llguidance's `options`: as it is where it is none.
-pub(crate) fn lark_schema(source: &Value, options: Value) -> Value {
-    // There is nothing to try it with.
-    let is_light = |leaf: &Value| {
-        let has = |rule: &str| leaf.get(rule).is_some();
-        !(has("minLength") || has("maxLength"))
-    };
-    with_stack(|| match Schema::new(source) {
-        Ok(schema) => with_options(schema.held(&is_light), source, options),
-        Err(_) => source.clone(),
-    })
-}
-
-/// `work` with a stack for deep recursion, on one of few threads: an allocator keeps for each thread what the largest grammar
-/// took there.
-fn with_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    static THREADS: LazyLock<ThreadPool> = LazyLock::new(|| {
-        let threads = ThreadPoolBuilder::new().num_threads(NUM_THREADS).stack_size(STACK_SIZE);
-        threads.build().expect("the system has threads")
-    });
-    THREADS.install(work)
 }
 
 /// Finds the first two masks.

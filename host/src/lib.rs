@@ -105,6 +105,8 @@ pub mod plan;
 pub mod profile;
 pub use ptx;
 pub mod quantize;
+#[cfg(feature = "grammar")]
+mod schema;
 #[cfg(feature = "server")]
 pub mod server;
 pub mod text;

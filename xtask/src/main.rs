@@ -8,6 +8,8 @@ mod dynamo_demo;
 mod embed;
 mod emulate;
 mod http;
+#[cfg(test)]
+mod imports;
 mod json_schema;
 mod kernel_crate;
 mod licenses;

@@ -12,12 +12,11 @@ use cuda_std::launch::Launch;
 use kernels::gemm::Gpu;
 use simt::{Init, Memory, MemoryError};
 
-use super::lower::{self, Addresses, KvPool, RankAddresses};
+use super::lower::{self, Addresses, KvPool, RankAddresses, StepBuffer};
 use super::prepared::Prepared;
-use super::step_buffer::StepBuffer;
 use super::{
     Activations, AfterOp, ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput,
-    StepTimes, Target, Want, WeightSource, host_memory, inputs, layout, memory, observe,
+    StepTimes, Target, Want, WeightSource, host_memory, inputs, layout, observe,
 };
 use crate::plan::{MemoryBudget, MemoryUse, Plan, StepInputs, View, Weight};
 
@@ -117,7 +116,7 @@ impl EmulatedExecutor {
         largest: &Plan,
         prepared: &[Plan],
     ) -> MemoryBudget {
-        let mut budget = memory::of_model(largest);
+        let mut budget = MemoryBudget::of_model(largest);
         for plan in prepared {
             let plan = lower::fused(plan, lower::Libraries::default());
             let tensors = plan.tensors.iter().map(|tensor| plan.tensor_bytes(tensor));

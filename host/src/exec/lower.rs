@@ -27,6 +27,7 @@ mod libraries;
 mod linear;
 mod materialized;
 mod nccl;
+mod step_buffer;
 
 pub use self::collective::{only_16_bits, rank_workspace_bytes};
 pub use self::count::LoweredPlan;
@@ -35,7 +36,7 @@ use self::element::{Launched, Stored};
 pub use self::fuse::fused;
 pub use self::libraries::{Libraries, Task, lower_with};
 pub use self::nccl::summed_dtype;
-use super::step_buffer::StepBuffer;
+pub use self::step_buffer::StepBuffer;
 use super::tensor_maps::{Encode, TensorMaps};
 use super::{ExecError, Gemm};
 use crate::plan::{

@@ -6,7 +6,7 @@ use super::cuda;
 use super::emulated::EmulatedExecutor;
 use super::host_memory::available_bytes;
 use super::{Device, ExecError, GpuOptions};
-use crate::plan::{Constant, MemoryBudget, PAGE_SIZE, Plan};
+use crate::plan::{MemoryBudget, Plan};
 
 /// The memory of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,18 +76,6 @@ pub fn memory_budget(
             Ok(EmulatedExecutor::memory_budget(options.target, largest, prepared))
         }
         None => Ok(CpuExecutor::memory_budget(largest, prepared)),
-    }
-}
-
-/// What every executor takes for `plan` alike, with nothing for its steps.
-pub(super) fn of_model(plan: &Plan) -> MemoryBudget {
-    MemoryBudget {
-        weight_bytes: plan.weight_bytes(),
-        kv_bytes: plan.kv.bytes(),
-        buffer_bytes: plan.constants.iter().map(Constant::bytes).sum(),
-        max_kv_len: plan.bounds.max_kv_len,
-        kv_positions: plan.kv.num_pages * PAGE_SIZE,
-        ..MemoryBudget::default()
     }
 }
 

@@ -16,7 +16,6 @@ mod memory;
 mod observe;
 mod prepared;
 mod sample;
-mod step_buffer;
 mod tensor_maps;
 #[cfg(test)]
 mod testing;

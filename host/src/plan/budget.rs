@@ -1,5 +1,7 @@
 //! The memory budget: what a model takes while it runs, and what would fit.
 
+use super::{Constant, PAGE_SIZE, Plan};
+
 /// Bytes that a model takes on a device while it runs.
 ///
 /// [`memory_budget`](crate::exec::memory_budget) makes it, before anything is allocated.
@@ -29,6 +31,18 @@ pub struct MemoryBudget {
 }
 
 impl MemoryBudget {
+    /// What every executor takes for `plan` alike, with nothing for its steps.
+    pub fn of_model(plan: &Plan) -> Self {
+        MemoryBudget {
+            weight_bytes: plan.weight_bytes(),
+            kv_bytes: plan.kv.bytes(),
+            buffer_bytes: plan.constants.iter().map(Constant::bytes).sum(),
+            max_kv_len: plan.bounds.max_kv_len,
+            kv_positions: plan.kv.num_pages * PAGE_SIZE,
+            ..MemoryBudget::default()
+        }
+    }
+
     /// All of it.
     pub fn total_bytes(&self) -> usize {
         self.parts().iter().map(|(_, bytes)| bytes).sum()

@@ -12,7 +12,6 @@
 //! Bound     memory: each element once, and a byte for it.
 
 use super::{PAGE_SIZE, row_start};
-use crate::attention::sm90::fp8::storage_index;
 use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::E4m3;
 use cuda_std::atomic::{Order, Scope};
@@ -27,6 +26,14 @@ const BLOCK_TOKENS: u32 = warp::WARP_SIZE;
 
 /// The largest finite number of E4M3.
 const E4M3_MAX: f32 = 448.0;
+
+/// Where position `position` of a page is in a row of V: of each 16, thread `t` of a quad has scores
+/// `2t, 2t + 1, 2t + 8, 2t + 9`, which as four 8-bit elements are adjacent in its fragment of A.
+#[inline(always)]
+pub const fn storage_index(position: u32) -> u32 {
+    let (group, index) = (position & !15, position & 15);
+    group | (index & 7) >> 1 << 2 | index >> 3 << 1 | index & 1
+}
 
 /// A head of Q, K or V of `BLOCK_TOKENS` tokens a block.
 ///

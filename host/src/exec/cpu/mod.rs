@@ -22,7 +22,7 @@ use self::weights::StoredWeight;
 use super::prepared::Prepared;
 use super::{
     Activations, AfterOp, ExecError, Executor, PreparedPlan, StepOutput, StepTimes, Want,
-    WeightSource, host_memory, inputs, memory,
+    WeightSource, host_memory, inputs,
 };
 use crate::plan::{
     AppendAttention, ArenaLayout, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op, Plan,
@@ -86,7 +86,7 @@ impl CpuExecutor {
             // In whole words.
             weight_bytes: weights.sum(),
             activation_bytes: arenas.max().unwrap_or(0),
-            ..memory::of_model(largest)
+            ..MemoryBudget::of_model(largest)
         }
     }
 }

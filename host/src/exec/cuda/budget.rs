@@ -13,7 +13,7 @@ use super::collectives::libraries;
 use super::device::{self, devices};
 use super::memory::{Sizes, free_bytes};
 use crate::exec::lower::{self, Addresses, Libraries, Task};
-use crate::exec::{ExecError, Gemm, GpuOptions, MemoryInfo, memory};
+use crate::exec::{ExecError, Gemm, GpuOptions, MemoryInfo};
 use crate::plan::{MemoryBudget, MemoryUse, Plan};
 
 /// The driver takes memory for an allocation of at least half of this many bytes in such units;
@@ -73,7 +73,7 @@ fn budget(
     prepared: &[Plan],
 ) -> Result<MemoryBudget, ExecError> {
     let sizes = Sizes::new(largest, gpu, libraries)?;
-    let of_model = memory::of_model(largest);
+    let of_model = MemoryBudget::of_model(largest);
     // Weights and tables are one allocation.
     let table_bytes = of_model.buffer_bytes;
     let code = Code::new(gpu, libraries, prepared);

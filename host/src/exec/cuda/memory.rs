@@ -8,8 +8,8 @@ use kernels::gemm::Gpu;
 use super::cublas;
 use super::device::{DeviceInfo, failed};
 use crate::exec::ExecError;
+use crate::exec::lower::StepBuffer;
 use crate::exec::lower::{self, Addresses, KvPool, Libraries};
-use crate::exec::step_buffer::StepBuffer;
 use crate::plan::{ArenaLayout, Plan, TensorId};
 
 /// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any

@@ -34,9 +34,9 @@ use self::device::{make_current, wait_for};
 use self::graph::{Graph, Node};
 use self::memory::{DeviceMemory, Sizes, pinned};
 use self::modules::Modules;
+use super::lower::StepBuffer;
 use super::lower::{self, Addresses, Libraries, RankAddresses, Task};
 use super::prepared::Prepared;
-use super::step_buffer::StepBuffer;
 use super::{
     AfterOp, ExecError, Executor, GpuOptions, NextToken, PreparedPlan, StepOutput, StepTimes,
     Target, Want, WeightSource, alone, inputs,

@@ -5,7 +5,7 @@
 use super::mark::{Mark, Part};
 use super::style::{Arguments, Fields, Style};
 use super::{AnswerFormat, Calls, Opened};
-use crate::grammar::lark_schema;
+use crate::schema::lark_schema;
 use crate::text::Tokenizer;
 use serde_json::{Value, json};
 

@@ -35,7 +35,8 @@ mod weights;
 pub(in super::super) use launcher::dynamic_shared_bytes;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{Arguments, Mode, TileConfig};
-pub use weights::storage_index;
+
+pub use crate::kv_cache::append_fp8::storage_index;
 
 use super::items::WorkQueue;
 use super::key_blocks::Cache;

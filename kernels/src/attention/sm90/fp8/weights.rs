@@ -8,14 +8,6 @@ use half::f16;
 /// Most k-steps of a block of keys.
 pub(super) const MAX_STEPS: usize = 8;
 
-/// Where position `position` of a page is in a row of V: of each 16, thread `t` of a quad has scores
-/// `2t, 2t + 1, 2t + 8, 2t + 9`, which as four 8-bit elements are adjacent in its fragment of A.
-#[inline(always)]
-pub const fn storage_index(position: u32) -> u32 {
-    let (group, index) = (position & !15, position & 15);
-    group | (index & 7) >> 1 << 2 | index >> 3 << 1 | index & 1
-}
-
 /// Fragments of the weights, one a k-step.
 pub(super) type Weights<W> = [Option<FragmentA<W>>; MAX_STEPS];
 

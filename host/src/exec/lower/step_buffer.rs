@@ -10,7 +10,6 @@ use kernels::element::Dtype;
 use kernels::gemm::Gpu;
 use kernels::sampling::LOGIT_EDIT_LEN;
 
-use super::lower;
 use crate::plan::{Op, Plan, StepInputs, StepLayout};
 
 /// Elements of an item.
@@ -65,10 +64,10 @@ impl WorkList {
 impl StepBuffer {
     /// The step buffer of `plan` on a `gpu`.
     pub fn new(plan: &Plan, gpu: Gpu) -> Self {
-        let (inputs, dtype) = (plan.step_layout(), lower::cache_dtype(plan));
+        let (inputs, dtype) = (plan.step_layout(), super::cache_dtype(plan));
         let (mut work_lists, mut len) = (Vec::<WorkList>::new(), inputs.len);
         for op in plan.ops.iter().filter_map(Op::attention) {
-            let attention = lower::launcher(plan, op);
+            let attention = super::launcher(plan, op);
             if work_lists.iter().all(|list| list.attention != attention) {
                 let max_prefill_items = attention.max_prefill_items(gpu, dtype);
                 let list = WorkList { attention, start: len, max_prefill_items };
