@@ -23,10 +23,10 @@ fn build() -> Result<(), BuildError> {
 /// Target, symbol and text of every kernel, as an expression of type `[(&str, &str, &str); N]`.
 fn table(out_dir: &Path, built: &[Ptx]) -> String {
     let mut rust = String::from("[\n");
-    for Ptx { arch, kernels } in built {
-        for kernel in kernels {
-            let (target, symbol) = (arch.target(), &kernel.symbol);
-            let path = arch.text_path(out_dir, symbol);
+    for ptx in built {
+        for kernel in &ptx.kernels {
+            let (target, symbol) = (ptx.arch.name(), &kernel.symbol);
+            let path = ptx.text_path(out_dir, symbol);
             let _ = writeln!(rust, "    ({target:?}, {symbol:?}, include_str!({path:?})),");
         }
     }

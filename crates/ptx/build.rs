@@ -30,16 +30,16 @@ fn build() -> Result<(), BuildError> {
     write(&out_dir.join("table.rs"), table.as_bytes())
 }
 
-/// Appends the kernels of a target to the texts and, as an expression of type `Target`, to the table.
+/// Appends the kernels of a target to the texts and, as an expression of type `KernelSet`, to the table.
 fn write_target(
     texts: &mut Vec<u8>,
     table: &mut String,
     out_dir: &Path,
     ptx: &Ptx,
 ) -> Result<(), BuildError> {
-    let _ = writeln!(table, "Target {{ name: {:?}, kernels: &[", ptx.arch.target());
+    let _ = writeln!(table, "KernelSet {{ name: {:?}, kernels: &[", ptx.arch.name());
     for Kernel { symbol, family, max_threads, min_blocks, cluster, .. } in &ptx.kernels {
-        let path = ptx.arch.text_path(out_dir, symbol);
+        let path = ptx.text_path(out_dir, symbol);
         let text = fs::read(&path).map_err(|error| io(&path, error))?;
         let start = texts.len();
         texts.extend(compress_to_vec(&text, LEVEL));

@@ -4,41 +4,25 @@
 use cuda_std::mma::Multiplicand;
 use cuda_std::prelude::*;
 use cuda_std::{Bf16x2, Element, F16x2, unroll};
+pub use gpu_types::Dtype;
 use half::{bf16, f16};
 
 /// Elements that a thread loads or stores at once: 16 bytes of a 16-bit type.
 pub(crate) const VEC_ELEMS: u32 = 8;
 
-/// The stored types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    /// `f32`.
-    F32,
-    /// `half::f16`.
-    F16,
-    /// `half::bf16`.
-    Bf16,
-}
-
-impl Dtype {
-    /// Bytes of an element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Dtype::F32 => 4,
-            Dtype::F16 | Dtype::Bf16 => 2,
-        }
-    }
-}
-
 /// The loaded and the stored type of a kernel that may narrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Narrowing {
-    /// The same type.
-    None(Dtype),
+    /// f32 both.
+    F32,
+    /// f16 both.
+    F16,
+    /// bf16 both.
+    BF16,
     /// f32 is loaded, f16 stored.
     F32ToF16,
     /// f32 is loaded, bf16 stored.
-    F32ToBf16,
+    F32ToBF16,
 }
 
 /// A type that kernels may store from a loaded `T`: the same, or a narrower one.
@@ -55,6 +39,15 @@ pub trait Number: Element + NarrowedFrom<f32> + NarrowedFrom<Self> {
     /// Activations are clamped to this magnitude, so that one overflow does not make a row
     /// infinite: 65,504 in f16, infinity (no clamp) in f32 and bf16.
     const CLAMP: f32;
+
+    /// The value for this type, of those for f32, f16 and bf16.
+    fn choose<V>([of_f32, of_f16, of_bf16]: [V; 3]) -> V {
+        match Self::DTYPE {
+            Dtype::F32 => of_f32,
+            Dtype::F16 => of_f16,
+            _ => of_bf16,
+        }
+    }
 
     /// The value, exactly.
     fn to_f32(self) -> f32;
@@ -91,21 +84,21 @@ impl NarrowedFrom<f32> for f16 {
 }
 
 impl NarrowedFrom<f32> for bf16 {
-    const NARROWING: Narrowing = Narrowing::F32ToBf16;
+    const NARROWING: Narrowing = Narrowing::F32ToBF16;
 }
 
 macro_rules! not_narrowed {
-    ($($number:ty = $dtype:expr;)*) => {$(
+    ($($number:ty = $dtype:ident;)*) => {$(
         impl NarrowedFrom<$number> for $number {
-            const NARROWING: Narrowing = Narrowing::None($dtype);
+            const NARROWING: Narrowing = Narrowing::$dtype;
         }
     )*};
 }
 
 not_narrowed! {
-    f32 = Dtype::F32;
-    f16 = Dtype::F16;
-    bf16 = Dtype::Bf16;
+    f32 = F32;
+    f16 = F16;
+    bf16 = BF16;
 }
 
 impl Number for f32 {
@@ -199,7 +192,7 @@ macro_rules! halves {
 halves! {
     f16(Dtype::F16), clamp 65_504.0, F16x2:
         convert::f16_to_f32, convert::f32_to_f16, convert::f32_to_f16x2;
-    bf16(Dtype::Bf16), clamp f32::INFINITY, Bf16x2:
+    bf16(Dtype::BF16), clamp f32::INFINITY, Bf16x2:
         convert::bf16_to_f32, convert::f32_to_bf16, convert::f32_to_bf16x2;
 }
 

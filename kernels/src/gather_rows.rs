@@ -62,7 +62,7 @@ mod launcher {
     use super::gather_rows::Instance;
     use super::{NUM_THREADS, gather_rows};
     use crate::Rows;
-    use crate::element::{Dtype, Number, VEC_ELEMS};
+    use crate::element::{Number, VEC_ELEMS};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
     /// Gather of rows by index.
@@ -92,11 +92,11 @@ mod launcher {
             let blocks = self.width.div_ceil((VEC_ELEMS * NUM_THREADS) as usize);
             let geometry = Geometry::new([self.max_rows, blocks, 1], NUM_THREADS as usize, 0)?;
             let aligned = x.is_aligned() && out.is_aligned();
-            let instance = match T::DTYPE {
-                Dtype::F32 => Instance::gather_rows_f32,
-                Dtype::F16 => Instance::gather_rows_f16_f32,
-                Dtype::Bf16 => Instance::gather_rows_bf16_f32,
-            };
+            let instance = T::choose([
+                Instance::gather_rows_f32,
+                Instance::gather_rows_f16_f32,
+                Instance::gather_rows_bf16_f32,
+            ]);
             Ok(geometry.map(|geometry| {
                 gather_rows::Args {
                     num_rows,

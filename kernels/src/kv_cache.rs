@@ -11,16 +11,13 @@
 pub mod append_fp8;
 pub mod append_quantised;
 pub mod dequantise;
-mod format;
+pub(crate) mod format;
 pub(crate) mod hadamard;
 
-pub use self::format::KvFormat;
 use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
+pub use gpu_types::{CacheType, PAGE_SIZE};
 use half::{bf16, f16};
-
-/// Positions in a page of the cache.
-pub const PAGE_SIZE: u32 = 64;
 
 /// Threads of a block.
 const NUM_THREADS: u32 = 128;
@@ -104,7 +101,7 @@ mod launcher {
     use super::kv_append::Instance;
     use super::{NUM_THREADS, kv_append};
     use crate::Rows;
-    use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VEC_ELEMS};
+    use crate::element::{NarrowedFrom, Narrowing, Number, VEC_ELEMS};
     use crate::operand::{is_aligned, untyped};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -172,11 +169,11 @@ mod launcher {
                 && is_aligned(k_pool)
                 && is_aligned(v_pool);
             let instance = match C::NARROWING {
-                Narrowing::None(Dtype::F32) => Instance::kv_append_f32,
-                Narrowing::None(Dtype::F16) => Instance::kv_append_f16,
-                Narrowing::None(Dtype::Bf16) => Instance::kv_append_bf16,
+                Narrowing::F32 => Instance::kv_append_f32,
+                Narrowing::F16 => Instance::kv_append_f16,
+                Narrowing::BF16 => Instance::kv_append_bf16,
                 Narrowing::F32ToF16 => Instance::kv_append_f32_f16,
-                Narrowing::F32ToBf16 => Instance::kv_append_f32_bf16,
+                Narrowing::F32ToBF16 => Instance::kv_append_f32_bf16,
             };
             Ok(geometry.map(|geometry| {
                 kv_append::Args {

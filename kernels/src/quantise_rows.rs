@@ -27,9 +27,6 @@ const NUM_THREADS: u32 = 256;
 /// Warps of a block.
 const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
 
-/// The largest number of E4M3.
-const E4M3_MAX: f32 = 448.0;
-
 /// What a row is made of.
 pub trait RowSource: 'static {
     /// Whether it is the norm of `x`.
@@ -208,11 +205,11 @@ pub unsafe fn quantise_rows<S: RowSource>(
             max = math::max(max, maxima.get(other as u32));
         });
         if thread::thread_idx_x() == 0 {
-            scales.set(row, max / E4M3_MAX);
+            scales.set(row, max / E4m3::MAX);
         }
 
         // 2. Its elements in E4M3.
-        let inverse = if max > 0.0 { E4M3_MAX / max } else { 0.0 };
+        let inverse = if max > 0.0 { E4m3::MAX / max } else { 0.0 };
         let out = out.add(row * width as usize).cast::<u32>();
         let mut column = first;
         while column < width {

@@ -206,7 +206,7 @@ mod launcher {
     use super::rms_norm::Instance;
     use super::{BATCH, NUM_THREADS, NUM_WARPS, SEGMENT_ELEMS, num_segments, rms_norm};
     use crate::Rows;
-    use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VEC_ELEMS};
+    use crate::element::{NarrowedFrom, Narrowing, Number, VEC_ELEMS};
     use crate::operand::is_aligned;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -280,19 +280,13 @@ mod launcher {
 
     fn instance(narrowing: Narrowing, per_warp: bool) -> Instance {
         let [warp, block] = match narrowing {
-            Narrowing::None(Dtype::F32) => {
-                [Instance::rms_norm_f32_warp, Instance::rms_norm_f32_block]
-            }
-            Narrowing::None(Dtype::F16) => {
-                [Instance::rms_norm_f16_warp, Instance::rms_norm_f16_block]
-            }
-            Narrowing::None(Dtype::Bf16) => {
-                [Instance::rms_norm_bf16_warp, Instance::rms_norm_bf16_block]
-            }
+            Narrowing::F32 => [Instance::rms_norm_f32_warp, Instance::rms_norm_f32_block],
+            Narrowing::F16 => [Instance::rms_norm_f16_warp, Instance::rms_norm_f16_block],
+            Narrowing::BF16 => [Instance::rms_norm_bf16_warp, Instance::rms_norm_bf16_block],
             Narrowing::F32ToF16 => {
                 [Instance::rms_norm_f32_f16_warp, Instance::rms_norm_f32_f16_block]
             }
-            Narrowing::F32ToBf16 => {
+            Narrowing::F32ToBF16 => {
                 [Instance::rms_norm_f32_bf16_warp, Instance::rms_norm_f32_bf16_block]
             }
         };

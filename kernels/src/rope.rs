@@ -109,7 +109,7 @@ mod launcher {
     use super::rope::Instance;
     use super::{NUM_THREADS, rope};
     use crate::Rows;
-    use crate::element::{Dtype, Number, VEC_ELEMS};
+    use crate::element::{Number, VEC_ELEMS};
     use crate::operand::is_aligned;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -157,11 +157,7 @@ mod launcher {
                 [half, self.head_dim].iter().all(|n| n.is_multiple_of(VEC_ELEMS as usize))
                     && x.is_aligned()
                     && is_aligned(table);
-            let instance = match E::DTYPE {
-                Dtype::F32 => Instance::rope_f32,
-                Dtype::F16 => Instance::rope_f16,
-                Dtype::Bf16 => Instance::rope_bf16,
-            };
+            let instance = E::choose([Instance::rope_f32, Instance::rope_f16, Instance::rope_bf16]);
             Ok(geometry.map(|geometry| {
                 rope::Args {
                     num_tokens,

@@ -155,7 +155,7 @@ mod launcher {
     use super::rope_append::Instance;
     use super::{NUM_THREADS, Vectors, rope_append};
     use crate::Rows;
-    use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VEC_ELEMS};
+    use crate::element::{NarrowedFrom, Narrowing, Number, VEC_ELEMS};
     use crate::operand::{is_aligned, untyped};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -217,11 +217,11 @@ mod launcher {
                 && [k_pool, v_pool].into_iter().all(is_aligned)
                 && is_aligned(table);
             let instance = match C::NARROWING {
-                Narrowing::None(Dtype::F32) => Instance::rope_append_f32,
-                Narrowing::None(Dtype::F16) => Instance::rope_append_f16,
-                Narrowing::None(Dtype::Bf16) => Instance::rope_append_bf16,
+                Narrowing::F32 => Instance::rope_append_f32,
+                Narrowing::F16 => Instance::rope_append_f16,
+                Narrowing::BF16 => Instance::rope_append_bf16,
                 Narrowing::F32ToF16 => Instance::rope_append_f32_f16,
-                Narrowing::F32ToBf16 => Instance::rope_append_f32_bf16,
+                Narrowing::F32ToBF16 => Instance::rope_append_f32_bf16,
             };
             Ok(geometry.map(|geometry| {
                 rope_append::Args {

@@ -84,7 +84,7 @@ mod launcher {
     use super::silu_mul::Instance;
     use super::{NUM_THREADS, silu_mul};
     use crate::Rows;
-    use crate::element::{Dtype, Number, VEC_ELEMS};
+    use crate::element::{Number, VEC_ELEMS};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
     /// SwiGLU activation.
@@ -115,11 +115,11 @@ mod launcher {
             let blocks = self.width.div_ceil((VEC_ELEMS * NUM_THREADS) as usize);
             let geometry = Geometry::new([self.max_rows, blocks, 1], NUM_THREADS as usize, 0)?;
             let aligned = [gate, up, out].iter().all(Rows::is_aligned);
-            let instance = match E::DTYPE {
-                Dtype::F32 => Instance::silu_mul_f32,
-                Dtype::F16 => Instance::silu_mul_f16,
-                Dtype::Bf16 => Instance::silu_mul_bf16,
-            };
+            let instance = E::choose([
+                Instance::silu_mul_f32,
+                Instance::silu_mul_f16,
+                Instance::silu_mul_bf16,
+            ]);
             Ok(geometry.map(|geometry| {
                 silu_mul::Args {
                     num_rows,

@@ -100,7 +100,7 @@ fn iq_formats_become_larger_blocks() {
         let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum();
         let errors: f64 = squares(&mut got.iter().zip(&want).map(|(got, want)| got - want));
         let error = (errors / squares(&mut want.iter().copied())).sqrt();
-        match dtype {
+        match *dtype {
             // A scale is rounded to f16, whose least step is 2^-24; 43 is the largest level.
             Dtype::IQ2_XXS => {
                 let step = 43.0 * f32::powi(2.0, -25);

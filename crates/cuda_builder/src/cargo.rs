@@ -108,7 +108,7 @@ pub fn compile(
     target_dir: &Path,
 ) -> Result<String, BuildError> {
     let rustflags = [
-        &format!("-Ctarget-cpu={}", arch.target()),
+        &format!("-Ctarget-cpu={}", arch.name()),
         &format!("-Ctarget-feature=+{PTX_FEATURE}"),
         // rustc emits the PTX as assembly; nothing needs to be linked, so the linker is `true`.
         "-Zunstable-options",
@@ -136,7 +136,7 @@ pub fn compile(
         .env("__CARGO_TESTS_ONLY_SRC_ROOT", library))?;
     if !output.status.success() {
         return Err(BuildError::Compile {
-            target: arch.target(),
+            target: arch.name(),
             output: String::from_utf8_lossy(&output.stderr).trim_end().to_owned(),
         });
     }
@@ -163,7 +163,7 @@ fn assembly_path(target_dir: &Path, package: &str) -> PathBuf {
 pub fn target_dir(outer: Option<&Path>, arch: Arch) -> PathBuf {
     let out_dir = env::var_os("OUT_DIR").map_or_else(env::temp_dir, PathBuf::from);
     let tagged = || out_dir.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
-    outer.or_else(tagged).unwrap_or(&out_dir).join("cuda-builder").join(arch.target())
+    outer.or_else(tagged).unwrap_or(&out_dir).join("cuda-builder").join(arch.name())
 }
 
 /// A cargo in `crate_dir`: the same cargo, rustc, registry and network settings as the outer one,

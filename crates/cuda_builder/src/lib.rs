@@ -24,35 +24,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs, io, thread};
 
+pub use gpu_types::Target as Arch;
 use library_source::LibrarySourceError;
 use ptx::{Kernel, PtxError};
-
-/// A device target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Arch {
-    /// Ampere, Ada and everything newer, through the driver's JIT: `mma.sync`, `cp.async`.
-    Sm80,
-    /// Hopper alone: `wgmma`, TMA, `mbarrier`, `setmaxnreg`, FP8.
-    Sm90a,
-}
-
-impl Arch {
-    /// All targets.
-    pub const ALL: [Arch; 2] = [Arch::Sm80, Arch::Sm90a];
-
-    /// The name in PTX: `sm_80`.
-    pub const fn target(self) -> &'static str {
-        match self {
-            Arch::Sm80 => "sm_80",
-            Arch::Sm90a => "sm_90a",
-        }
-    }
-
-    /// Where [`build_all`] writes the text of the kernel `symbol` for this target.
-    pub fn text_path(self, out_dir: &Path, symbol: &str) -> PathBuf {
-        text_path(&out_dir.join(self.target()), symbol)
-    }
-}
 
 /// The PTX of one device crate for one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +35,13 @@ pub struct Ptx {
     pub arch: Arch,
     /// Its kernels, by symbol.
     pub kernels: Vec<Kernel>,
+}
+
+impl Ptx {
+    /// Where [`build_all`] writes the text of the kernel `symbol`.
+    pub fn text_path(&self, out_dir: &Path, symbol: &str) -> PathBuf {
+        text_path(&out_dir.join(self.arch.name()), symbol)
+    }
 }
 
 /// Builds one device crate for one target.
@@ -156,7 +137,7 @@ impl Sources {
 }
 
 /// Builds the crate in `crate_dir` for every target in parallel, and writes each kernel's text to
-/// [`Arch::text_path`].
+/// [`Ptx::text_path`].
 ///
 /// # Errors
 /// As [`CudaBuilder::build`].
@@ -165,7 +146,7 @@ pub fn build_all(crate_dir: &str, out_dir: &Path) -> Result<Vec<Ptx>, BuildError
     let sources = &Sources::find(crate_dir.as_ref())?;
     let build = |arch: Arch| {
         let builder = CudaBuilder::new(crate_dir).arch(arch);
-        builder.copy_to(out_dir.join(arch.target())).build_from(sources)
+        builder.copy_to(out_dir.join(arch.name())).build_from(sources)
     };
     thread::scope(|scope| {
         let builds = Arch::ALL.map(|arch| scope.spawn(move || build(arch)));

@@ -6,7 +6,7 @@ use simt::{Fault, Kernel, Memory, Report};
 #[cfg(feature = "emulator")]
 use std::sync::Arc;
 
-pub use launch_geometry::{Geometry, LaunchError};
+pub use gpu_types::{Geometry, LaunchError};
 
 /// An address in the memory of a device, of elements of type `T`; `0` is "none" where a kernel
 /// takes an optional one.

@@ -60,7 +60,6 @@ mod element;
 mod emulated;
 pub mod f16x2;
 pub mod fence;
-mod fp8;
 mod global;
 pub mod grid;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -87,8 +86,8 @@ pub mod wgmma;
 
 pub use cuda_std_macros::kernel;
 pub use element::Element;
-pub use fp8::{E4m3, E5m2};
 pub use global::{Global, GlobalMut};
+pub use gpu_types::{E4m3, E5m2};
 pub use mbarrier::Mbarrier;
 pub use packed::{Bf16x2, E4m3x2, E5m2x2, F16x2};
 pub use shared::Shared;

@@ -1,6 +1,6 @@
 //! Packed pairs of 8- or 16-bit numbers.
 
-use crate::fp8::{E4m3, E5m2};
+use gpu_types::{E4m3, E5m2};
 use half::{bf16, f16};
 
 macro_rules! pairs {

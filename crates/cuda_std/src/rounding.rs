@@ -1,8 +1,8 @@
-//! Rounding of f64 to 8- and 16-bit formats. Host only.
+//! Rounding of f64 to 16-bit formats. Host only.
 
 use half::{bf16, f16};
 
-/// A binary format of at most 16 bits: sign, exponent, fraction.
+/// A binary format of 16 bits: sign, exponent, fraction.
 pub(crate) struct Format {
     /// Bits of the fraction.
     pub fraction_bits: u32,
@@ -10,33 +10,23 @@ pub(crate) struct Format {
     pub min_exponent: i32,
     /// Code of the largest finite number.
     pub max: u16,
-    /// Code of the infinity, if there is one.
-    pub infinity: Option<u16>,
-    /// Code of the device's canonical NaN.
-    pub nan: u16,
-    /// The sign bit.
-    pub sign: u16,
+    /// Code of the infinity.
+    pub infinity: u16,
 }
 
+/// Code of the device's canonical NaN.
+const NAN: u16 = 0x7fff;
+
+/// The sign bit.
+const SIGN: u16 = 0x8000;
+
 /// binary16.
-pub(crate) const F16: Format = Format {
-    fraction_bits: 10,
-    min_exponent: -14,
-    max: 0x7bff,
-    infinity: Some(0x7c00),
-    nan: 0x7fff,
-    sign: 0x8000,
-};
+pub(crate) const F16: Format =
+    Format { fraction_bits: 10, min_exponent: -14, max: 0x7bff, infinity: 0x7c00 };
 
 /// bfloat16.
-pub(crate) const BF16: Format = Format {
-    fraction_bits: 7,
-    min_exponent: -126,
-    max: 0x7f7f,
-    infinity: Some(0x7f80),
-    nan: 0x7fff,
-    sign: 0x8000,
-};
+pub(crate) const BF16: Format =
+    Format { fraction_bits: 7, min_exponent: -126, max: 0x7f7f, infinity: 0x7f80 };
 
 /// How a number that the format does not have is rounded.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,47 +35,30 @@ pub(crate) enum Rounding {
     Nearest,
     /// `.rz`: towards zero; infinity only from infinity.
     Zero,
-    /// `.rn.satfinite`: to nearest, ties to even, saturated to the largest number.
-    NearestFinite,
 }
 
 impl Format {
     /// The code of `x`.
     pub fn round(&self, x: f64, rounding: Rounding) -> u16 {
         if x.is_nan() {
-            return self.nan;
+            return NAN;
         }
         let magnitude = x.abs();
-        let overflow = match (rounding, self.infinity) {
-            (Rounding::Nearest, Some(infinity)) => infinity,
-            (Rounding::Zero, Some(infinity)) if magnitude.is_infinite() => infinity,
-            _ => self.max,
-        };
+        let is_infinite = rounding == Rounding::Nearest || magnitude.is_infinite();
+        let overflow = if is_infinite { self.infinity } else { self.max };
         // `units` is the number in units of its last place; subnormals have the smallest exponent.
         let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(self.min_exponent);
         let units = magnitude / power_of_two(exponent - self.fraction_bits as i32);
         let units = match rounding {
             Rounding::Zero => units.trunc(),
-            Rounding::Nearest | Rounding::NearestFinite => units.round_ties_even(),
+            Rounding::Nearest => units.round_ties_even(),
         };
         // The leading one of `units` is implicit in the code: it increments the exponent field, as
         // does a carry.
         let binade = ((exponent - self.min_exponent) as u64) << self.fraction_bits;
         let code = binade.saturating_add(units as u64);
         let code = if code > u64::from(self.max) { overflow } else { code as u16 };
-        if x.is_sign_negative() { code | self.sign } else { code }
-    }
-
-    /// The value of `code`, which is finite.
-    pub fn value(&self, code: u16) -> f64 {
-        let magnitude = code & !self.sign;
-        let fraction = magnitude & ((1 << self.fraction_bits) - 1);
-        let exponent_field = i32::from(magnitude >> self.fraction_bits);
-        let leading = u16::from(exponent_field > 0) << self.fraction_bits;
-        let exponent = self.min_exponent + (exponent_field - 1).max(0);
-        let units = f64::from(leading + fraction);
-        let value = units * power_of_two(exponent - self.fraction_bits as i32);
-        if code & self.sign != 0 { -value } else { value }
+        if x.is_sign_negative() { code | SIGN } else { code }
     }
 }
 

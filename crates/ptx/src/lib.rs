@@ -12,7 +12,7 @@ use miniz_oxide::inflate::decompress_to_vec_with_limit;
 
 /// The kernels that were compiled for one device target.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
+pub struct KernelSet {
     /// The target, as in PTX: `sm_90a`.
     pub name: &'static str,
     /// The kernels, by symbol.
@@ -42,14 +42,14 @@ pub struct Kernel {
 static TEXTS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/texts.deflate"));
 
 /// The targets that this program was built for.
-pub static TARGETS: &[Target] = &include!(concat!(env!("OUT_DIR"), "/table.rs"));
+pub static TARGETS: &[KernelSet] = &include!(concat!(env!("OUT_DIR"), "/table.rs"));
 
 /// The target of this name.
-pub fn target(name: &str) -> Option<&'static Target> {
+pub fn target(name: &str) -> Option<&'static KernelSet> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-impl Target {
+impl KernelSet {
     /// The kernel of this symbol.
     pub fn kernel(&self, symbol: &str) -> Option<&'static Kernel> {
         self.kernels.iter().find(|kernel| kernel.symbol == symbol)

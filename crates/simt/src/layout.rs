@@ -1,7 +1,7 @@
 //! Where the blocks and threads of a launch are: grid, clusters, blocks.
 
 use crate::kernel::Kernel;
-use launch_geometry::Geometry;
+use gpu_types::Geometry;
 
 /// Largest block in x, y, z, and threads of a block in all.
 const MAX_BLOCK: [usize; 3] = [1024, 1024, 64];

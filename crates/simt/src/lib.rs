@@ -59,8 +59,8 @@ mod watchdog;
 pub use fault::{
     Fault, FaultKind, InStream, MemoryAccess, Pairing, Party, Place, Unordered, Waiting,
 };
+pub use gpu_types::Geometry;
 pub use kernel::Kernel;
-pub use launch_geometry::Geometry;
 pub use machine::{Report, Space};
 pub use memory::{Init, Memory, MemoryError};
 pub use schedule::{Body, StreamLaunch, emulate, emulate_streams};

@@ -2,6 +2,7 @@
 
 use crate::fault::Place;
 use crate::shadow::Shadow;
+use gpu_types::ALIGN_BYTES;
 use std::panic::Location;
 
 /// Address of the first buffer.
@@ -9,9 +10,6 @@ const FIRST_ADDRESS: u64 = 1 << 32;
 
 /// Unused bytes after each buffer, at least.
 const GUARD_BYTES: u64 = 1 << 24;
-
-/// Every buffer starts at a multiple of this, as `cuMemAlloc`'s do.
-const ALIGN_BYTES: u64 = 256;
 
 /// The value of an uninitialised byte: four of them are a NaN.
 const POISON: u8 = 0xff;
@@ -173,7 +171,7 @@ impl Memory {
         let start = self
             .regions
             .end()
-            .map_or(FIRST_ADDRESS, |end| (end + GUARD_BYTES).next_multiple_of(ALIGN_BYTES));
+            .map_or(FIRST_ADDRESS, |end| (end + GUARD_BYTES).next_multiple_of(ALIGN_BYTES as u64));
         let len = match init {
             Init::Poisoned(len) => len,
             Init::Bytes(bytes) => bytes.len(),

@@ -1,5 +1,6 @@
 //! Operands of `wgmma`: matrix descriptors, and the addresses of elements.
 
+use gpu_types::{E4m3, E5m2};
 use half::{bf16, f16};
 
 use crate::device::Element;
@@ -25,9 +26,8 @@ pub(crate) fn decode(element: Element, bytes: &[u8]) -> f32 {
     match element {
         Element::F16 => f16::from_bits(pair()).to_f32(),
         Element::Bf16 => bf16::from_bits(pair()).to_f32(),
-        Element::E4m3 => e4m3(bytes[0]),
-        // The upper half of an f16.
-        Element::E5m2 => f16::from_bits(u16::from(bytes[0]) << 8).to_f32(),
+        Element::E4m3 => E4m3::from_bits(bytes[0]).to_f32(),
+        Element::E5m2 => E5m2::from_bits(bytes[0]).to_f32(),
     }
 }
 
@@ -36,17 +36,6 @@ pub(crate) fn round_to_f16(x: f64) -> f32 {
     // `half` reads the upper 32 bits only: their last bit is made sticky for those below.
     let sticky = u64::from(x.to_bits() as u32 != 0) << 32;
     f16::from_f64(f64::from_bits(x.to_bits() & !0xffff_ffff | sticky)).to_f32()
-}
-
-/// OCP 8-bit floating point, E4M3: bias 7, no infinities, NaN where all bits but the sign are set.
-fn e4m3(bits: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
-    let magnitude = match (exponent, bits & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa * 2_f32.powi(-9),
-        _ => (8.0 + mantissa) * 2_f32.powi(exponent - 10),
-    };
-    if bits >> 7 == 1 { -magnitude } else { magnitude }
 }
 
 /// Row and column of element `i` of a lane's fragment of A, `k` elements wide: PTX ISA, "Register

@@ -12,7 +12,7 @@ use crate::stack::ShiftedStack;
 use crate::stream::Stream;
 use crate::watchdog::Pulse;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
-use launch_geometry::Geometry;
+use gpu_types::Geometry;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -196,7 +196,7 @@ impl Inputs {
         // The largest of all tokens, as the kernel that finds scales has it.
         let of_all = self.tokens.iter().flat_map(|&token| row(token));
         let largest = of_all.fold(0.0f32, |max, x| max.max(x.to_f32().abs()));
-        let scale = largest * (1.0 / 448.0);
+        let scale = largest * (1.0 / E4m3::MAX);
         let inverse = 1.0 / scale;
         let value =
             |x: &f16| f64::from(E4m3::from_f32(x.to_f32() * inverse).to_f32()) * f64::from(scale);

@@ -23,9 +23,6 @@ use crate::exec::cuda::KernelBench;
 const MAX_COPIES: usize = 48;
 const SAMPLES: usize = 256;
 
-/// The largest E4M3.
-const LARGEST: f32 = 448.0;
-
 /// The layers of [`gemm::shapes`] that tiles compute: prompts, and batches of more than 16 rows.
 pub fn shapes() -> Vec<Shape> {
     gemm::shapes().into_iter().filter(|shape| shape.m > 16 && shape.k.is_multiple_of(16)).collect()
@@ -164,9 +161,9 @@ impl Quantised {
             let values: Vec<f32> =
                 (0..k).map(|_| (RandomWeights::NORMAL.draw)(&mut random)).collect();
             let largest = values.iter().fold(0f32, |most, value| most.max(value.abs()));
-            *scale = largest / LARGEST;
+            *scale = largest / E4m3::MAX;
             for (code, value) in codes.iter_mut().zip(values) {
-                *code = E4m3::from_f32(value * LARGEST / largest).to_bits();
+                *code = E4m3::from_f32(value * E4m3::MAX / largest).to_bits();
             }
         });
         Quantised { codes, scales, k }

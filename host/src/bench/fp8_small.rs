@@ -11,7 +11,7 @@ use kernels::Rows;
 use kernels::gemm::fp8::{
     Fp8SmallKernel, LinearFp8Small, LinearFp8SmallOperands, SCALE_BLOCK, WeightScales,
 };
-use kernels::gemm::{Gpu, Input16, Out16, SumOrder, Target};
+use kernels::gemm::{Gpu, Input16, Out16, SumOrder};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -144,7 +144,7 @@ impl Bench {
         let calls = calls_per_round(launches.len());
         // SAFETY: as above.
         let [us, min_us] = unsafe { us_per_call_of(bench, &launches, calls) }?;
-        let target = if gpu.target == Target::Sm80 { "sm_80" } else { "sm_90a" };
+        let target = gpu.target.name();
         Ok(Row {
             op: "gemm",
             implementation: "halfwarp",

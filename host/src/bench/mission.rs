@@ -28,19 +28,20 @@ const REPEATS: usize = 15;
 
 /// The type of the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    /// f16.
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Operands {
+    /// f16
     F16,
-    /// E4M3, with a scale for each head; the output is f16.
+    /// E4M3 with a scale for each head and an output in f16, strict and fast, beside f16
     Fp8,
 }
 
-impl Dtype {
+impl Operands {
     /// What is measured.
     fn kernels(self) -> &'static [Kernel] {
         match self {
-            Dtype::F16 => &[Kernel::F16],
-            Dtype::Fp8 => &[Kernel::Fp8Strict, Kernel::Fp8Fast, Kernel::F16],
+            Operands::F16 => &[Kernel::F16],
+            Operands::Fp8 => &[Kernel::Fp8Strict, Kernel::Fp8Fast, Kernel::F16],
         }
     }
 }
@@ -146,13 +147,13 @@ pub enum MissionError {
 /// [`MissionError`].
 pub fn measure(
     ordinal: usize,
-    dtype: Dtype,
+    operands: Operands,
     causal: bool,
     cubin_dir: Option<PathBuf>,
 ) -> Result<Vec<Row>, MissionError> {
     let mut bench = KernelBench::open(ordinal, cubin_dir)?;
     let mut verified = Vec::new();
-    for &kernel in dtype.kernels() {
+    for &kernel in operands.kernels() {
         let inputs = Inputs::new(kernel, causal);
         verified.push(verify_on(&mut bench, &inputs)?);
     }
@@ -210,7 +211,7 @@ fn time(bench: &mut KernelBench, row: Row, calls: &[Call]) -> Result<Row, Missio
 /// # Errors
 /// [`MissionError`].
 #[cfg(feature = "emulator")]
-pub fn verify(dtype: Dtype, causal: bool) -> Result<Vec<Row>, MissionError> {
+pub fn verify(operands: Operands, causal: bool) -> Result<Vec<Row>, MissionError> {
     use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
     use kernels::gemm::Gpu;
     use simt::{Init, Memory};
@@ -231,5 +232,5 @@ pub fn verify(dtype: Dtype, causal: bool) -> Result<Vec<Row>, MissionError> {
         memory.read_or_poison(out, &mut bytes).expect("the output's length");
         inputs.verify(&launch, &bytes, "emulator")
     };
-    dtype.kernels().iter().map(verify).collect()
+    operands.kernels().iter().map(verify).collect()
 }

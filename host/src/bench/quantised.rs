@@ -8,8 +8,8 @@ use half::f16;
 use kernels::Rows;
 use kernels::gemm::quantised::dequantise::Dequantise;
 use kernels::gemm::quantised::prompt::QuantisedPrompt;
-use kernels::gemm::quantised::{BlockFormat, QuantisedLinear, QuantisedOperands};
-use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Target};
+use kernels::gemm::quantised::{self, BlockFormat, QuantisedLinear, QuantisedOperands};
+use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -125,7 +125,7 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
 
     // SAFETY: as above.
     let [us, min_us] = unsafe { us_per_call_of(&mut bench, &launches, calls) }?;
-    let target = if gpu.target == Target::Sm80 { "sm_80" } else { "sm_90a" };
+    let target = gpu.target.name();
     Ok(Row {
         op: "gemm",
         implementation: match subject.path {
@@ -202,7 +202,7 @@ impl Inputs {
                 if format == BlockFormat::MXFP4 {
                     block[0] = random.random_range(118..122);
                 }
-                for &at in blocks::scale_fields(dtype(format)) {
+                for &at in format.facts().f16_scales {
                     let factor = f16::from_f32(random.random_range(-0.01f32..0.01));
                     block[at..at + 2].copy_from_slice(&factor.to_le_bytes());
                 }
@@ -212,7 +212,7 @@ impl Inputs {
         if row_bytes > 0 && k.is_multiple_of(format.block_elems()) {
             let tiles = packed.par_chunks_mut(format.row_tile_bytes(k).unwrap_or(1));
             let stored = stored.par_chunks(16 * row_bytes);
-            tiles.zip(stored).for_each(|(out, stored)| format.pack(k, stored, out));
+            tiles.zip(stored).for_each(|(out, stored)| quantised::pack(format, k, stored, out));
         }
         Inputs { format, shape, x, stored, packed }
     }
@@ -220,7 +220,7 @@ impl Inputs {
     /// Relative error of a sample of the outputs.
     fn sampled_error(&self, got: &[f32]) -> f64 {
         let Shape { m, n, k } = self.shape;
-        let decode = blocks::decoder(dtype(self.format)).expect("a format of weights");
+        let decode = blocks::decoder(Dtype::Blocks(self.format)).expect("a format of weights");
         let mut random = ChaCha8Rng::seed_from_u64(3);
         relative_error((0..SAMPLES).map(|_| {
             let (row, column) = (random.random_range(0..m), random.random_range(0..n));
@@ -234,24 +234,6 @@ impl Inputs {
     }
 }
 
-/// The format as weights are stored in it.
-fn dtype(format: BlockFormat) -> Dtype {
-    match format {
-        BlockFormat::Q4_0 => Dtype::Q4_0,
-        BlockFormat::Q4_1 => Dtype::Q4_1,
-        BlockFormat::Q5_0 => Dtype::Q5_0,
-        BlockFormat::Q5_1 => Dtype::Q5_1,
-        BlockFormat::Q8_0 => Dtype::Q8_0,
-        BlockFormat::Q2_K => Dtype::Q2_K,
-        BlockFormat::Q3_K => Dtype::Q3_K,
-        BlockFormat::Q4_K => Dtype::Q4_K,
-        BlockFormat::Q5_K => Dtype::Q5_K,
-        BlockFormat::Q6_K => Dtype::Q6_K,
-        BlockFormat::IQ4_XS => Dtype::IQ4_XS,
-        BlockFormat::MXFP4 => Dtype::MXFP4,
-    }
-}
-
 #[cfg(all(test, feature = "emulator"))]
 mod tests {
     use super::*;
@@ -261,7 +243,7 @@ mod tests {
     /// What is verified is what the kernel computes; another output is not.
     #[test]
     fn the_kernel_computes_what_is_verified() {
-        for format in BlockFormat::ALL {
+        for format in BlockFormat::tiled() {
             let shape = Shape { m: 3, n: 24, k: 256 };
             let Shape { m, n, k } = shape;
             let inputs = Inputs::new(format, shape);

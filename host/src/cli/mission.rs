@@ -1,8 +1,7 @@
 //! `halfwarp bench mission`.
 
 use super::{failure::Failure, terminal};
-use clap::ValueEnum;
-use halfwarp::bench::mission::{self, MissionError, OnGpu, Row};
+use halfwarp::bench::mission::{self, MissionError, OnGpu, Operands, Row};
 use halfwarp::exec::{cuda, default_cubin_dir};
 
 /// Arguments of `halfwarp bench mission`.
@@ -10,31 +9,13 @@ use halfwarp::exec::{cuda, default_cubin_dir};
 pub struct Args {
     /// Type of the operands
     #[arg(long, value_name = "TYPE", default_value = "f16")]
-    dtype: Dtype,
+    dtype: Operands,
     /// Number of the GPU [default: the first]
     #[arg(long, value_name = "N")]
     gpu: Option<usize>,
     /// Print one JSON object per line
     #[arg(long)]
     jsonl: bool,
-}
-
-/// A type of the operands.
-#[derive(Clone, Copy, ValueEnum)]
-enum Dtype {
-    /// f16
-    F16,
-    /// E4M3, strict and fast, beside f16
-    Fp8,
-}
-
-impl From<Dtype> for mission::Dtype {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F16 => mission::Dtype::F16,
-            Dtype::Fp8 => mission::Dtype::Fp8,
-        }
-    }
 }
 
 /// Verifies and times the kernels, full and causal; without a GPU they are verified on
@@ -46,7 +27,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     for causal in [false, true] {
         let rows = match gpu {
-            Some(gpu) => mission::measure(gpu, args.dtype.into(), causal, default_cubin_dir()),
+            Some(gpu) => mission::measure(gpu, args.dtype, causal, default_cubin_dir()),
             None => verify(args.dtype, causal),
         };
         for row in rows.map_err(failure)? {
@@ -61,12 +42,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 #[cfg(feature = "emulator")]
-fn verify(dtype: Dtype, causal: bool) -> Result<Vec<Row>, MissionError> {
-    mission::verify(dtype.into(), causal)
+fn verify(dtype: Operands, causal: bool) -> Result<Vec<Row>, MissionError> {
+    mission::verify(dtype, causal)
 }
 
 #[cfg(not(feature = "emulator"))]
-fn verify(_dtype: Dtype, _causal: bool) -> Result<Vec<Row>, MissionError> {
+fn verify(_dtype: Operands, _causal: bool) -> Result<Vec<Row>, MissionError> {
     let why = "there is no GPU, and no emulator in this build: cargo xtask mission".to_owned();
     Err(halfwarp::ExecError::NoDevice(why).into())
 }
@@ -78,10 +59,10 @@ fn failure(error: MissionError) -> Failure {
     }
 }
 
-fn heading(dtype: Dtype) -> String {
+fn heading(dtype: Operands) -> String {
     let dtype = match dtype {
-        Dtype::F16 => "f16",
-        Dtype::Fp8 => "fp8",
+        Operands::F16 => "f16",
+        Operands::Fp8 => "fp8",
     };
     format!(
         "attention 1 x 8 x 512 x 64, {dtype}\n{:<7} {:>9} {:>8} {:>8} {:>8} {:>9} {:>6} {:>6} {:>6}  {}\n",

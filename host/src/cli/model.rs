@@ -42,8 +42,8 @@ pub struct EngineArgs {
     threads: Option<NonZeroUsize>,
     /// Type of KV cache and operands, and that weights are converted to: auto keeps blocks as they
     /// are stored, and on the CPU 16 bits. Accumulators, norms and softmax are f32 in every type
-    #[arg(long, value_enum, default_value_t = Dtype::Auto)]
-    dtype: Dtype,
+    #[arg(long, value_enum, default_value_t = DtypeArg::Auto)]
+    dtype: DtypeArg,
     /// How keys are stored [default: in the type of --dtype]
     #[arg(long, value_enum, value_name = "TYPE")]
     cache_type_k: Option<CacheTypeArg>,
@@ -232,7 +232,7 @@ impl From<TargetArg> for Target {
 
 /// A type to compute in.
 #[derive(Clone, Copy, ValueEnum)]
-pub enum Dtype {
+pub enum DtypeArg {
     /// The fastest type that keeps the model's accuracy on the device; quantised weights stay so on
     /// the CPU
     Auto,
@@ -248,14 +248,14 @@ pub enum Dtype {
     Fp8,
 }
 
-impl From<Dtype> for PrecisionChoice {
-    fn from(dtype: Dtype) -> Self {
+impl From<DtypeArg> for PrecisionChoice {
+    fn from(dtype: DtypeArg) -> Self {
         match dtype {
-            Dtype::Auto => PrecisionChoice::Auto,
-            Dtype::F32 => Precision::F32.into(),
-            Dtype::F16 => Precision::F16.into(),
-            Dtype::Bf16 => Precision::BF16.into(),
-            Dtype::Fp8 => PrecisionChoice::Fp8,
+            DtypeArg::Auto => PrecisionChoice::Auto,
+            DtypeArg::F32 => Precision::F32.into(),
+            DtypeArg::F16 => Precision::F16.into(),
+            DtypeArg::Bf16 => Precision::BF16.into(),
+            DtypeArg::Fp8 => PrecisionChoice::Fp8,
         }
     }
 }
@@ -347,7 +347,7 @@ impl EngineArgs {
     }
 
     /// The same, in another type.
-    pub fn in_dtype(&self, dtype: Dtype) -> Self {
+    pub fn in_dtype(&self, dtype: DtypeArg) -> Self {
         EngineArgs { dtype, ..self.clone() }
     }
 

@@ -4,7 +4,7 @@ mod counters;
 mod plots;
 mod tables;
 
-use super::model::{Dtype, EngineArgs};
+use super::model::{DtypeArg, EngineArgs};
 use super::{failure::Failure, output_file, terminal};
 use halfwarp::engine::StepSize;
 use halfwarp::profile::{Profile, StepProfile, chrome_trace};
@@ -45,7 +45,7 @@ pub struct Args {
     repeats: NonZeroUsize,
     /// Profile it in this type, too, and compare
     #[arg(long, value_enum, value_name = "DTYPE")]
-    against: Option<Dtype>,
+    against: Option<DtypeArg>,
     /// Read the GPU's counters of memory traffic too, by NVIDIA Nsight Compute (ncu)
     #[arg(long)]
     counters: bool,

@@ -2,11 +2,9 @@
 
 use super::{ExecError, host_memory};
 use crate::plan::{Weight, WeightLayout, WeightSource};
-use kernels::gemm::quantised::BlockFormat;
+use gpu_types::{BlockFormat, TILE_ROWS};
+use kernels::gemm::quantised;
 use rayon::prelude::*;
-
-/// Rows of a tile.
-const TILE_ROWS: usize = 16;
 
 /// Reads `weight` from `source` to `out`, which is `weight.bytes()` long, in the weight's layout.
 /// Memory for its rows is taken on the host, which errors call `device`.
@@ -46,6 +44,6 @@ fn pack(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
     let tile_bytes = format.row_tile_bytes(cols).expect("the bytes of all tiles are known");
     let row_bytes = cols / format.block_elems() * format.block_bytes();
     let tiles = out.par_chunks_exact_mut(tile_bytes);
-    let rows = rows.par_chunks(TILE_ROWS * row_bytes);
-    tiles.zip(rows).for_each(|(tile, rows)| format.pack(cols, rows, tile));
+    let rows = rows.par_chunks(TILE_ROWS as usize * row_bytes);
+    tiles.zip(rows).for_each(|(tile, rows)| quantised::pack(format, cols, rows, tile));
 }

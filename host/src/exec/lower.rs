@@ -219,11 +219,10 @@ pub(super) fn launcher(plan: &Plan, op: &Attention) -> attention::Attention {
 }
 
 /// The element type of the cache, and of attention's operands.
-pub(super) fn cache_dtype(plan: &Plan) -> kernels::element::Dtype {
+pub(super) fn cache_dtype(plan: &Plan) -> Dtype {
     match plan.kv.dtype {
-        Dtype::F16 => kernels::element::Dtype::F16,
-        Dtype::BF16 => kernels::element::Dtype::Bf16,
-        _ => kernels::element::Dtype::F32,
+        half @ (Dtype::F16 | Dtype::BF16) => half,
+        _ => Dtype::F32,
     }
 }
 

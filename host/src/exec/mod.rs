@@ -23,7 +23,7 @@ mod testing;
 pub use collectives::Collectives;
 pub use device::{CudaSet, Device, GpuOptions, default_cubin_dir, open, open_ranks};
 pub use gemm::{Gemm, GemmError};
-pub use kernels::gemm::Target;
+pub use gpu_types::Target;
 pub use kernels::sampling::{LogitEdit, NextToken, RowSampling};
 pub use lower::LoweredPlan;
 pub use memory::{MemoryInfo, memory_budget};

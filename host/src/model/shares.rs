@@ -90,10 +90,12 @@ mod tests {
 
     #[test]
     fn whole_blocks_are_divided() {
-        use Dtype::{F16, IQ2_S, IQ4_NL, Q8_0};
-        for (stored, storage, wanted) in
-            [(Q8_0, Q8_0, 32), (IQ4_NL, Q8_0, 32), (IQ2_S, Q8_0, 256), (F16, F16, 16)]
-        {
+        for (stored, storage, wanted) in [
+            (Dtype::Q8_0, Dtype::Q8_0, 32),
+            (Dtype::IQ4_NL, Dtype::Q8_0, 32),
+            (Dtype::IQ2_S, Dtype::Q8_0, 256),
+            (Dtype::F16, Dtype::F16, 16),
+        ] {
             assert_eq!(unit(Some(stored), storage), wanted, "{stored}");
         }
     }

@@ -1,121 +1,17 @@
 //! The one layout of the KV cache.
 
 use super::{Dtype, PlanError};
+use gpu_types::CacheType;
 use std::fmt;
 use std::str::FromStr;
 
 /// Positions in a page of the KV cache.
-pub const PAGE_SIZE: usize = 64;
-
-/// How keys or values are stored; the names are llama.cpp's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types)]
-pub enum CacheType {
-    /// f32.
-    F32,
-    /// f16.
-    F16,
-    /// bf16.
-    BF16,
-    /// Blocks of 32 elements of 8 bits with an f16 scale.
-    Q8_0,
-    /// Elements in E4M3, with an f16 scale a position and head.
-    Fp8,
-    /// Blocks of 32 elements of 4 bits with an f16 scale.
-    Q4_0,
-}
+pub const PAGE_SIZE: usize = gpu_types::PAGE_SIZE as usize;
 
 /// A name that is no type's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cache type {0:?}: f32, f16, bf16, q8_0, fp8 or q4_0")]
 pub struct UnknownCacheType(String);
-
-impl CacheType {
-    /// All of them.
-    pub const ALL: [CacheType; 6] = [
-        CacheType::F32,
-        CacheType::F16,
-        CacheType::BF16,
-        CacheType::Q8_0,
-        CacheType::Fp8,
-        CacheType::Q4_0,
-    ];
-
-    /// Its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CacheType::F32 => "f32",
-            CacheType::F16 => "f16",
-            CacheType::BF16 => "bf16",
-            CacheType::Q8_0 => "q8_0",
-            CacheType::Fp8 => "fp8",
-            CacheType::Q4_0 => "q4_0",
-        }
-    }
-
-    /// The element type, where there are no scales.
-    pub const fn dtype(self) -> Option<Dtype> {
-        match self {
-            CacheType::F32 => Some(Dtype::F32),
-            CacheType::F16 => Some(Dtype::F16),
-            CacheType::BF16 => Some(Dtype::BF16),
-            CacheType::Q8_0 | CacheType::Fp8 | CacheType::Q4_0 => None,
-        }
-    }
-
-    /// Elements of a block, of which a head has a whole number.
-    pub const fn block_elems(self) -> usize {
-        match self {
-            CacheType::Q8_0 | CacheType::Q4_0 => 32,
-            _ => 1,
-        }
-    }
-
-    /// Whether keys are stored rotated: each block of 32 columns by the Hadamard matrix over
-    /// `sqrt(32)`, which spreads a block's outlier over its columns. Values never are.
-    pub const fn rotates_keys(self) -> bool {
-        matches!(self, CacheType::Q4_0)
-    }
-
-    /// Scales of a head at one position.
-    pub const fn num_scales(self, head_dim: usize) -> usize {
-        match self {
-            CacheType::Fp8 => 1,
-            CacheType::Q8_0 | CacheType::Q4_0 => head_dim / self.block_elems(),
-            _ => 0,
-        }
-    }
-
-    /// Bytes of the elements of a head at one position, its scales left out.
-    pub const fn quant_bytes(self, head_dim: usize) -> usize {
-        match self {
-            CacheType::F32 => 4 * head_dim,
-            CacheType::F16 | CacheType::BF16 => 2 * head_dim,
-            CacheType::Q8_0 | CacheType::Fp8 => head_dim,
-            CacheType::Q4_0 => head_dim / 2,
-        }
-    }
-
-    /// Bytes of a head at one position, its scales included.
-    pub const fn row_bytes(self, head_dim: usize) -> usize {
-        self.quant_bytes(head_dim) + 2 * self.num_scales(head_dim)
-    }
-}
-
-impl fmt::Display for CacheType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for CacheType {
-    type Err = UnknownCacheType;
-
-    fn from_str(text: &str) -> Result<Self, UnknownCacheType> {
-        let named = Self::ALL.into_iter().find(|of| of.name() == text);
-        named.ok_or_else(|| UnknownCacheType(text.to_owned()))
-    }
-}
 
 /// How the KV cache is stored; `None` is the type of the operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -144,7 +40,10 @@ impl FromStr for KvStorage {
     fn from_str(text: &str) -> Result<Self, UnknownCacheType> {
         let named = |text: &str| match text {
             "auto" => Ok(None),
-            _ => text.parse().map(Some),
+            _ => match CacheType::from_name(text) {
+                None => Err(UnknownCacheType(text.to_owned())),
+                known => Ok(known),
+            },
         };
         let (k, v) = text.split_once('/').unwrap_or((text, text));
         Ok(KvStorage { k: named(k)?, v: named(v)? })
@@ -223,7 +122,8 @@ impl KvLayout {
 
     /// Bytes that one position takes in a layer, K and V.
     pub fn position_bytes(&self) -> [usize; 2] {
-        self.types().map(|stored| self.num_kv_heads * stored.row_bytes(self.head_dim))
+        self.types()
+            .map(|stored| self.num_kv_heads * stored.row_bytes(self.head_dim as u32) as usize)
     }
 
     /// First element, in a pool without scales, of the row of `kv_head` at `slot`.
@@ -238,7 +138,7 @@ impl KvLayout {
     /// [`PlanError::CacheBlocks`].
     pub(super) fn check(&self) -> Result<(), PlanError> {
         for (of, cache_type) in ["k", "v"].into_iter().zip(self.types()) {
-            if !self.head_dim.is_multiple_of(cache_type.block_elems()) {
+            if !self.head_dim.is_multiple_of(cache_type.block_elems() as usize) {
                 return Err(PlanError::CacheBlocks { of, cache_type, head_dim: self.head_dim });
             }
         }
@@ -253,9 +153,9 @@ mod tests {
     #[test]
     fn a_type_is_read_as_it_is_printed() {
         for cache_type in CacheType::ALL {
-            assert_eq!(cache_type.to_string().parse(), Ok(cache_type));
+            assert_eq!(cache_type.to_string().parse(), Ok(KvStorage::from(cache_type)));
         }
-        let error = "q5_0".parse::<CacheType>().unwrap_err().to_string();
+        let error = "q5_0".parse::<KvStorage>().unwrap_err().to_string();
         assert_eq!(error, "cache type \"q5_0\": f32, f16, bf16, q8_0, fp8 or q4_0");
     }
 

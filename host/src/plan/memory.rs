@@ -1,9 +1,7 @@
 //! The memory that a plan's activations need: their offsets in one arena.
 
 use super::{Dtype, Plan, TensorId};
-
-/// Activations start at multiples of this many bytes.
-const ALIGN_BYTES: usize = 256;
+use gpu_types::ALIGN_BYTES;
 
 /// The offset of each activation in one arena: those that are never alive together share memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,6 @@ mod budget;
 mod builder;
 mod check;
 mod cost;
-mod dtype;
 mod error;
 mod fuse;
 mod fusion;
@@ -28,12 +27,12 @@ pub(crate) mod testing;
 pub use budget::{BudgetError, Fits, MemoryBudget, MemoryUse};
 pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};
-pub use dtype::{Dtype, FP8_BLOCK};
 pub use error::PlanError;
 pub use fusion::{Fusion, UnknownFusion};
-pub use kv::{CacheType, KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
+pub use gpu_types::{Accumulate, CacheType, Dtype, FP8_BLOCK};
+pub use kv::{KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
 pub use memory::ArenaLayout;
-pub use numerics::{Accumulate, ActivationStorage, AttentionForm, Numerics, WeightStorage};
+pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};
 pub use op::{
     AllReduce, AppendAttention, Attention, Linear, MaterializedAttention, Norm, Op, RopeAppend,
 };

@@ -1,6 +1,6 @@
 //! How a model computes: said once, when a plan is made.
 
-use super::{Dtype, Fusion, KvStorage, PlanError, Precision, WeightLayout};
+use super::{Accumulate, Dtype, Fusion, KvStorage, PlanError, Precision, WeightLayout};
 
 /// How a model computes. A plan is built for it and keeps it
 /// ([`Plan::numerics`](super::Plan::numerics)).
@@ -125,25 +125,16 @@ pub enum AttentionForm {
     Materialized,
 }
 
-/// Type of the accumulators of matrix products on a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Accumulate {
-    /// f32.
-    #[default]
-    F32,
-    /// f16, for operands in f16: half of the registers, and twice the MMA rate on GeForce GPUs. An
-    /// accumulator is rounded to 11 bits every 16 products and is infinite beyond 65504.
-    /// Small-batch kernels are bound by memory and accumulate in f32 all the same.
-    F16,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_is_stored_smaller_is_kept() {
-        use Dtype::{BF16, F16, F32, IQ2_S, IQ3_S, IQ4_NL, IQ4_XS, Q2_K, Q4_1, Q6_K, Q8_0};
+        use Dtype::{BF16, F16, F32};
+        const Q8_0: Dtype = Dtype::Q8_0;
+        const Q4_1: Dtype = Dtype::Q4_1;
+        const Q2_K: Dtype = Dtype::Q2_K;
         let kept = |weights, precision| {
             let numerics = Numerics { weights, ..Numerics::from(precision) };
             [F32, F16, BF16, Q8_0, Q4_1, Q2_K].map(|stored| numerics.matrix_storage(Some(stored)))
@@ -155,7 +146,12 @@ mod tests {
         let tiles = |precision| kept(WeightStorage::Tiles, precision);
         assert_eq!(tiles(Precision::F16), [F16, F16, F16, Q8_0, Q4_1, Q2_K]);
         assert_eq!(tiles(Precision::BF16), [BF16; 6], "kernels multiply tiles with f16");
-        for (stored, on_a_gpu) in [(IQ4_NL, Q8_0), (IQ2_S, Q8_0), (IQ3_S, Q6_K), (IQ4_XS, IQ4_XS)] {
+        for (stored, on_a_gpu) in [
+            (Dtype::IQ4_NL, Q8_0),
+            (Dtype::IQ2_S, Q8_0),
+            (Dtype::IQ3_S, Dtype::Q6_K),
+            (Dtype::IQ4_XS, Dtype::IQ4_XS),
+        ] {
             for (weights, kept) in
                 [(WeightStorage::AsStored, stored), (WeightStorage::Tiles, on_a_gpu)]
             {
@@ -169,7 +165,8 @@ mod tests {
 
     #[test]
     fn e4m3_is_kept_and_made_for_linear_layers_alone() {
-        use Dtype::{BF16, F8_E4M3, F8_E4M3_BLOCKS, F16, F32, Q4_K};
+        use Dtype::{BF16, F8_E4M3, F8_E4M3_BLOCKS, F16, F32};
+        const Q4_K: Dtype = Dtype::Q4_K;
         let stored = [F8_E4M3, F8_E4M3_BLOCKS, F16, Q4_K];
         let kept = |weights, precision| {
             let numerics = Numerics { weights, ..Numerics::from(precision) };

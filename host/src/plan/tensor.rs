@@ -1,7 +1,7 @@
 //! What operations read and write: activations, weights, constants.
 
 use super::{Dtype, FP8_BLOCK};
-use kernels::gemm::quantised::BlockFormat;
+use gpu_types::BlockFormat;
 
 /// Scales of a weight in E4M3 start at a multiple of this many bytes.
 const SCALES_ALIGN_BYTES: usize = 16;
@@ -185,7 +185,7 @@ pub enum WeightLayout {
     #[default]
     Rows,
     /// Quantised parts in tiles of 16 rows, in the order in which GPU kernels multiply them
-    /// ([`BlockFormat::pack`]); others row by row.
+    /// (`kernels::gemm::quantised::pack`); others row by row.
     Tiles,
 }
 

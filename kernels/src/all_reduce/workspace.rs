@@ -6,9 +6,7 @@ use crate::all_reduce::{meeting, norm, one_shot};
 use crate::element::VEC_ELEMS;
 use cuda_std::launch::LaunchError;
 use cuda_std::peer::LINE_BYTES;
-
-/// Parts of a workspace start at multiples of this.
-const ALIGN_BYTES: usize = 256;
+use gpu_types::ALIGN_BYTES;
 
 /// The workspace of a rank: one buffer in the memory of its device, of [`Workspace::bytes`], which
 /// all peers can access. All ranks' workspaces are alike. It is zeroed before the first launch, and

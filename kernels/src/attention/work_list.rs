@@ -63,7 +63,7 @@ impl Attention {
     /// of it does not, the list is cut into sections of KV heads, each with the longest first.
     /// Where there are fewer tiles than SMs, their keys are split.
     pub fn prefill_items(&self, gpu: Gpu, dtype: Dtype, seqs: &[SeqLens]) -> Vec<ItemWords> {
-        let tiles = self.tiles(self.block_m(gpu, dtype) as u32, dtype.bytes(), seqs);
+        let tiles = self.tiles(self.block_m(gpu, dtype) as u32, dtype.block_bytes(), seqs);
         let items = match self.key_splitting(gpu, dtype) {
             Some(splitting) => splitting.split(tiles),
             None => tiles,

@@ -21,11 +21,13 @@ pub(crate) use config::dynamic_shared_bytes;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use fp8::{Fp8Accumulate, LinearFp8, LinearFp8Operands, WeightScales};
 #[cfg(not(target_arch = "nvptx64"))]
+pub use gpu_types::{Accumulate, Target};
+#[cfg(not(target_arch = "nvptx64"))]
 pub use kernels::epilogue::{GemmEpilogue, GemmEpilogueOperands, OutputOf};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use kernels::{gemv::Gemv16, small_m::SmallM16, swapped::Swapped16};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use problem::{
-    Accumulate, Gpu, Input16, Linear, Linear16, Linear16Operands, LinearOperands, MAX_FUSED_ROWS,
-    Out16, SumOrder, Summation, Target,
+    Gpu, Input16, Linear, Linear16, Linear16Operands, LinearOperands, MAX_FUSED_ROWS, Out16,
+    SumOrder, Summation,
 };

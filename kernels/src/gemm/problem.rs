@@ -7,25 +7,7 @@ use crate::tile::element::{Operand16, WgmmaOperand};
 use crate::tile::weight::WeightElement;
 use cuda_std::launch::{DevicePtr, LaunchError};
 use cuda_std::tensor_map::{L2Promotion, Swizzle, TensorMapSpec};
-
-/// The kernels that a device can run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// Compute capability 8.0 and newer.
-    Sm80,
-    /// Compute capability 9.0.
-    Sm90a,
-}
-
-impl Target {
-    /// Its name in PTX.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Target::Sm80 => "sm_80",
-            Target::Sm90a => "sm_90a",
-        }
-    }
-}
+use gpu_types::{Accumulate, Target};
 
 /// The GPU that a launch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,18 +28,6 @@ impl Gpu {
 
 /// Most rows of a layer with a fused norm or gate.
 pub const MAX_FUSED_ROWS: usize = 8;
-
-/// The type of the accumulators.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Accumulate {
-    /// f32.
-    #[default]
-    F32,
-    /// f16, for f16 operands only: in tiles an accumulator is rounded to 11 bits every 16 FMAs, and
-    /// overflows beyond 65504. It takes half the registers, and GeForce GPUs have twice the rate.
-    /// The small-batch kernels, which are bound by memory, accumulate in f32 all the same.
-    F16,
-}
 
 /// The order of accumulation over k. All but [`SumOrder::Fastest`] depend on the weight's shape and
 /// the GPU, never on the number of rows.
@@ -265,7 +235,7 @@ impl Linear16 {
                 return refuse(what, value, "at most 2147483135");
             }
         }
-        if E::DTYPE == Dtype::Bf16 && self.summation.accumulate == Accumulate::F16 {
+        if E::DTYPE == Dtype::BF16 && self.summation.accumulate == Accumulate::F16 {
             return Err(Self::F16_ACCUMULATORS_OF_BF16);
         }
         let load_elems = W::LOAD_ELEMS as usize;

@@ -24,9 +24,6 @@ const NUM_THREADS: u32 = 256;
 /// Tokens of a block: a lane has one of V, whose column is contiguous over positions.
 const BLOCK_TOKENS: u32 = warp::WARP_SIZE;
 
-/// The largest finite number of E4M3.
-const E4M3_MAX: f32 = 448.0;
-
 /// Where position `position` of a page is in a row of V: of each 16, thread `t` of a quad has scores
 /// `2t, 2t + 1, 2t + 8, 2t + 9`, which as four 8-bit elements are adjacent in its fragment of A.
 #[inline(always)]
@@ -189,7 +186,7 @@ pub unsafe fn head_scales<T: Number>(
             max = math::max(max, warp::shuffle_xor(max, 1 << bit));
         });
         if warp::lane_id() == 0 {
-            let bits = (max * (1.0 / E4M3_MAX)).to_bits();
+            let bits = (max * (1.0 / E4m3::MAX)).to_bits();
             scale.cast::<u32>().fetch_max(head, bits, Order::Relaxed, Scope::Gpu);
         }
     }
@@ -215,7 +212,7 @@ pub use launcher::{AppendFp8, AppendFp8Operands, HeadScales};
 mod launcher {
     use super::{BLOCK_TOKENS, NUM_THREADS, head_scales, kv_append_fp8};
     use crate::Rows;
-    use crate::element::{Dtype, Number, VEC_ELEMS};
+    use crate::element::{Number, VEC_ELEMS};
     use cuda_std::E4m3;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -296,11 +293,11 @@ mod launcher {
             let tokens = self.max_tokens.div_ceil(BLOCK_TOKENS as usize);
             let heads = self.num_heads + 2 * self.num_kv_heads;
             let geometry = Geometry::new([tokens, heads, 1], NUM_THREADS as usize, 0)?;
-            let instance = match T::DTYPE {
-                Dtype::F32 => kv_append_fp8::Instance::kv_append_e4m3_f32,
-                Dtype::F16 => kv_append_fp8::Instance::kv_append_e4m3_f16,
-                Dtype::Bf16 => kv_append_fp8::Instance::kv_append_e4m3_bf16,
-            };
+            let instance = T::choose([
+                kv_append_fp8::Instance::kv_append_e4m3_f32,
+                kv_append_fp8::Instance::kv_append_e4m3_f16,
+                kv_append_fp8::Instance::kv_append_e4m3_bf16,
+            ]);
             let args = kv_append_fp8::Args {
                 num_tokens,
                 slot_mapping,
@@ -340,11 +337,11 @@ mod launcher {
             let head_dim = check(self.head_dim, &[x])?;
             let tokens = self.max_tokens.div_ceil(BLOCK_TOKENS as usize);
             let geometry = Geometry::new([tokens, self.num_heads, 1], NUM_THREADS as usize, 0)?;
-            let instance = match T::DTYPE {
-                Dtype::F32 => head_scales::Instance::head_scales_f32,
-                Dtype::F16 => head_scales::Instance::head_scales_f16,
-                Dtype::Bf16 => head_scales::Instance::head_scales_bf16,
-            };
+            let instance = T::choose([
+                head_scales::Instance::head_scales_f32,
+                head_scales::Instance::head_scales_f16,
+                head_scales::Instance::head_scales_bf16,
+            ]);
             let x_stride = x.stride_arg()?;
             let x = x.untyped_ptr();
             Ok(geometry.map(|geometry| {

@@ -1,7 +1,7 @@
-//! KV cache append to pools of any [`KvFormat`], with or without rotary embedding: as [`kv_append`]
+//! KV cache append to pools of any [`CacheType`], with or without rotary embedding: as [`kv_append`]
 //! and [`rope_append`], and before the quantisation the same bits.
 //!
-//! Shapes    as in those two; pools of pages as [`KvFormat`] says.
+//! Shapes    as in those two; pools of pages as [`CacheType`] says.
 //! Launch    grid `(max_tokens, heads of a token / NUM_WARPS, 1)`, block `(NUM_THREADS, 1, 1)`; a
 //!           warp takes a head of Q, K or V, a lane every 32nd column.
 //! Numerics  the K after RoPE is rounded to its type, then quantised in f32.
@@ -10,9 +10,11 @@
 //! [`kv_append`]: crate::kv_cache
 //! [`rope_append`]: crate::rope_append
 
-use super::format::{BLOCK_COLUMNS, byte_of, inverse, magnitude_key, nibble_shift};
+use super::format::{
+    BLOCK_COLUMNS, byte_of, inverse, magnitude_key, nibble_shift, page_start, quant, scale,
+};
 use super::hadamard::rotate_lanes;
-use super::{KvFormat, PAGE_SIZE};
+use super::{CacheType, PAGE_SIZE};
 use crate::element::Number;
 use crate::rope::rotate;
 use cuda_std::prelude::*;
@@ -35,7 +37,7 @@ const _: () = assert!(BLOCK_COLUMNS == warp::WARP_SIZE, "a scale is that of a wa
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; `slot_mapping`, `k` and `v` hold that many, every slot one of
-///    the pools', no two alike; `k_format` and `v_format` are [`KvFormat`]s, and the pools of them.
+///    the pools', no two alike; `k_format` and `v_format` are [`CacheType`]s, and the pools of them.
 /// 2. Either `num_heads` and `rotary_dim` are 0; or `positions` and `q` hold the tokens too, every
 ///    position is a row of `table`, and `rotary_dim` is even, at most `head_dim`.
 /// 3. `head_dim` is at most 256, and whole blocks of the formats. `q` and the pools overlap nothing
@@ -98,15 +100,15 @@ pub unsafe fn kv_append_quantised<T: Number>(
             let k = k.cast::<T>().add(start(k_stride, kv_head));
             let row =
                 if rotary_dim > 0 { rotation().load(k, head_dim) } else { Row::load(k, head_dim) };
-            let format = KvFormat::of(k_format);
+            let format = CacheType::from_number(k_format);
             let row = if format.rotates_keys() { row.hadamard(head_dim) } else { row };
             (row, k_pool, format)
         } else {
             let v = v.cast::<T>().add(start(v_stride, kv_head));
-            (Row::load(v, head_dim), v_pool, KvFormat::of(v_format))
+            (Row::load(v, head_dim), v_pool, CacheType::from_number(v_format))
         };
         let slot = slot_mapping.get(token);
-        let page = format.page_start(slot / PAGE_SIZE, kv_head, num_kv_heads, head_dim);
+        let page = page_start(format, slot / PAGE_SIZE, kv_head, num_kv_heads, head_dim);
         row.store(format, pool.cast::<u8>().add(page), slot % PAGE_SIZE, head_dim);
     }
 }
@@ -203,36 +205,36 @@ impl Row {
     /// # Safety
     /// 1. The whole warp calls this. `page` holds a page of `format`; no other warp accesses the row.
     #[inline(always)]
-    unsafe fn store(&self, format: KvFormat, page: GlobalMut<u8>, row: u32, head_dim: u32) {
+    unsafe fn store(&self, format: CacheType, page: GlobalMut<u8>, row: u32, head_dim: u32) {
         // SAFETY: the caller's promise.
         unsafe {
             let quants = page.add((row * format.quant_bytes(head_dim)) as usize);
             match format {
-                KvFormat::F32 => self.store_elements(quants.cast::<f32>(), head_dim),
-                KvFormat::F16 => self.store_elements(quants.cast::<f16>(), head_dim),
-                KvFormat::Bf16 => self.store_elements(quants.cast::<bf16>(), head_dim),
-                KvFormat::Q8_0 | KvFormat::Q4_0 => {
+                CacheType::F32 => self.store_elements(quants.cast::<f32>(), head_dim),
+                CacheType::F16 => self.store_elements(quants.cast::<f16>(), head_dim),
+                CacheType::BF16 => self.store_elements(quants.cast::<bf16>(), head_dim),
+                CacheType::Q8_0 | CacheType::Q4_0 => {
                     unroll!(i in 0..LANE_COLUMNS, {
                         if BLOCK_COLUMNS * (i as u32) < head_dim {
                             let key = warp::reduce_max(magnitude_key(self.0[i]));
-                            let scale = format.scale(key);
+                            let scale = scale(format, key);
                             store_scale(format, page, [i as u32, row], head_dim, scale);
-                            let quant = format.quant(self.0[i] * inverse(scale));
+                            let quant = quant(format, self.0[i] * inverse(scale));
                             store_quant(format, quants, [i as u32, head_dim], quant);
                         }
                     });
                 }
-                KvFormat::Fp8 => {
+                CacheType::Fp8 => {
                     let mut key = 0;
                     unroll!(i in 0..LANE_COLUMNS, {
                         key = key.max(magnitude_key(self.0[i]));
                     });
-                    let scale = format.scale(warp::reduce_max(key));
+                    let scale = scale(format, warp::reduce_max(key));
                     store_scale(format, page, [0, row], head_dim, scale);
                     let inverse = inverse(scale);
                     self.for_each(head_dim, |column, value| {
                         let byte = byte_of(column, head_dim) as usize;
-                        quants.set(byte, format.quant(value * inverse) as u8);
+                        quants.set(byte, quant(format, value * inverse) as u8);
                     });
                 }
             }
@@ -246,7 +248,7 @@ impl Row {
 /// As [`Row::store`].
 #[inline(always)]
 unsafe fn store_scale(
-    format: KvFormat,
+    format: CacheType,
     page: GlobalMut<u8>,
     [index, row]: [u32; 2],
     head_dim: u32,
@@ -267,7 +269,7 @@ unsafe fn store_scale(
 /// As [`Row::store`].
 #[inline(always)]
 unsafe fn store_quant(
-    format: KvFormat,
+    format: CacheType,
     quants: GlobalMut<u8>,
     [block, head_dim]: [u32; 2],
     quant: u32,
@@ -275,7 +277,7 @@ unsafe fn store_quant(
     let lane_id = warp::lane_id();
     // SAFETY: the caller's promise.
     unsafe {
-        if format == KvFormat::Q8_0 {
+        if format == CacheType::Q8_0 {
             let byte = byte_of(BLOCK_COLUMNS * block + lane_id, head_dim);
             quants.set(byte as usize, quant as u8);
             return;
@@ -297,10 +299,9 @@ pub use launcher::{KvAppendQuantised, Rotated};
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
     use super::kv_append_quantised::Instance;
-    use super::{KvFormat, MAX_HEAD_DIM, NUM_THREADS, NUM_WARPS, kv_append_quantised};
+    use super::{CacheType, MAX_HEAD_DIM, NUM_THREADS, NUM_WARPS, kv_append_quantised};
     use crate::Rows;
-    use crate::element::{Dtype, Number};
-    use crate::kv_cache::format::BLOCK_COLUMNS;
+    use crate::element::Number;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
     /// Append of new tokens to a layer of the cache, quantised.
@@ -313,7 +314,7 @@ mod launcher {
         /// Elements of a head.
         pub head_dim: usize,
         /// How keys and values are stored.
-        pub formats: [KvFormat; 2],
+        pub formats: [CacheType; 2],
     }
 
     /// Rotary embedding of Q and K before the append.
@@ -368,11 +369,11 @@ mod launcher {
                 [q.stride_arg()?, k.stride_arg()?, v.stride_arg()?];
             let grid = [self.max_tokens, heads.div_ceil(NUM_WARPS as usize), 1];
             let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
-            let instance = match T::DTYPE {
-                Dtype::F32 => Instance::kv_append_quantised_f32,
-                Dtype::F16 => Instance::kv_append_quantised_f16,
-                Dtype::Bf16 => Instance::kv_append_quantised_bf16,
-            };
+            let instance = T::choose([
+                Instance::kv_append_quantised_f32,
+                Instance::kv_append_quantised_f16,
+                Instance::kv_append_quantised_bf16,
+            ]);
             let [k_format, v_format] = self.formats.map(|format| format as u32);
             Ok(geometry.map(|geometry| {
                 kv_append_quantised::Args {
@@ -403,11 +404,10 @@ mod launcher {
     /// Whether heads are whole blocks, and no longer than a warp's.
     pub(in crate::kv_cache) fn check_head_dim(
         head_dim: usize,
-        formats: &[KvFormat],
+        formats: &[CacheType],
     ) -> Result<(), LaunchError> {
-        let has_blocks = |format: &KvFormat| matches!(format, KvFormat::Q8_0 | KvFormat::Q4_0);
-        let is_split =
-            formats.iter().any(has_blocks) && !head_dim.is_multiple_of(BLOCK_COLUMNS as usize);
+        let is_split = |format: &CacheType| !head_dim.is_multiple_of(format.block_elems() as usize);
+        let is_split = formats.iter().any(is_split);
         if is_split || head_dim > MAX_HEAD_DIM as usize {
             let expected = "at most 256, and a multiple of 32 in q8_0 and q4_0";
             return Err(LaunchError::Shape { what: "head_dim", value: head_dim, expected });

@@ -1,6 +1,6 @@
-//! The pages that a step reads, from a pool of any [`KvFormat`] to a pool of attention's operands.
+//! The pages that a step reads, from a pool of any [`CacheType`] to a pool of attention's operands.
 //!
-//! Shapes    pool of pages as [`KvFormat`] says; out `[num_pages, num_kv_heads, PAGE_SIZE,
+//! Shapes    pool of pages as [`CacheType`] says; out `[num_pages, num_kv_heads, PAGE_SIZE,
 //!           head_dim]`; block_table `[num_seqs, max_pages_per_seq]`.
 //! Launch    grid `(max_seqs * max_pages_per_seq, num_kv_heads, 1)`, block `(NUM_THREADS, 1, 1)`; a
 //!           block takes a page of a head. A page that sequences share is written by each, alike.
@@ -8,8 +8,9 @@
 //!           store.
 //! Bound     memory: a load for each quant, a store for each element.
 
+use super::format::{load, page_start};
 use super::hadamard::rotate_vectors;
-use super::{KvFormat, PAGE_SIZE, row_start};
+use super::{CacheType, PAGE_SIZE, row_start};
 use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -68,8 +69,8 @@ pub unsafe fn kv_dequantise<E: Number>(
             return;
         }
         let page = block_table.get(index as usize);
-        let format = KvFormat::of(format);
-        let start = format.page_start(page, kv_head, num_kv_heads, head_dim);
+        let format = CacheType::from_number(format);
+        let start = page_start(format, page, kv_head, num_kv_heads, head_dim);
         let from = pool.cast::<u8>().add(start);
         let to = out.cast::<E>().add(row_start(page, 0, kv_head, num_kv_heads, head_dim));
         let vectors = head_dim.div_ceil(VEC_ELEMS);
@@ -81,7 +82,7 @@ pub unsafe fn kv_dequantise<E: Number>(
             let read = if exists { vector } else { 0 };
             let (row, first) = (read / vectors, read % vectors * VEC_ELEMS);
             let columns = Columns::new(first, head_dim, aligned != 0);
-            let mut values = format.load(from, row, head_dim, first, columns);
+            let mut values = load(format, from, row, head_dim, first, columns);
             if is_rotated != 0 {
                 values = rotate_vectors(values);
             }
@@ -100,8 +101,8 @@ pub use launcher::{KvDequantise, PageInputs};
 mod launcher {
     use super::super::append_quantised::check_head_dim;
     use super::kv_dequantise::Instance;
-    use super::{KvFormat, NUM_THREADS, VEC_ELEMS, kv_dequantise};
-    use crate::element::{Dtype, Number};
+    use super::{CacheType, NUM_THREADS, VEC_ELEMS, kv_dequantise};
+    use crate::element::Number;
     use crate::operand::{is_aligned, untyped};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -130,7 +131,7 @@ mod launcher {
         /// Elements of a head.
         pub head_dim: usize,
         /// How they are stored.
-        pub format: KvFormat,
+        pub format: CacheType,
         /// Whether they are keys.
         pub of_keys: bool,
         /// New tokens of a sequence from which its pages are read.
@@ -159,11 +160,11 @@ mod launcher {
             let aligned = self.head_dim.is_multiple_of(VEC_ELEMS as usize)
                 && is_aligned(pool)
                 && is_aligned(out);
-            let instance = match E::DTYPE {
-                Dtype::F32 => Instance::kv_dequantise_f32,
-                Dtype::F16 => Instance::kv_dequantise_f16,
-                Dtype::Bf16 => Instance::kv_dequantise_bf16,
-            };
+            let instance = E::choose([
+                Instance::kv_dequantise_f32,
+                Instance::kv_dequantise_f16,
+                Instance::kv_dequantise_bf16,
+            ]);
             Ok(geometry.map(|geometry| {
                 kv_dequantise::Args {
                     num_seqs: inputs.num_seqs,

@@ -16,165 +16,95 @@
 
 use super::PAGE_SIZE;
 use crate::element::{Columns, VEC_ELEMS};
+use cuda_std::E4m3;
 use cuda_std::prelude::*;
+use gpu_types::CacheType;
 use half::{bf16, f16};
 
 /// Columns that share a scale in q8_0 and q4_0.
-pub(crate) const BLOCK_COLUMNS: u32 = 32;
+pub(crate) const BLOCK_COLUMNS: u32 = CacheType::BLOCK_ELEMS;
 
 /// What a q8_0 quant of 0 is stored as.
 const Q8_ZERO: i32 = 128;
 
-/// The largest finite number of E4M3.
-const E4M3_MAX: f32 = 448.0;
-
-/// How keys or values are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum KvFormat {
-    /// `f32`.
-    F32 = 0,
-    /// `half::f16`.
-    F16 = 1,
-    /// `half::bf16`.
-    Bf16 = 2,
-    /// 8 bits, a scale for 32 columns.
-    Q8_0 = 3,
-    /// E4M3, a scale for a row.
-    Fp8 = 4,
-    /// 4 bits, a scale for 32 columns.
-    Q4_0 = 5,
+/// First byte, in a pool, of the page of `kv_head`.
+#[inline(always)]
+pub(crate) fn page_start(
+    format: CacheType,
+    page: u32,
+    kv_head: u32,
+    num_kv_heads: u32,
+    head_dim: u32,
+) -> usize {
+    let page = page as usize * num_kv_heads as usize + kv_head as usize;
+    page * (PAGE_SIZE * format.row_bytes(head_dim)) as usize
 }
 
-impl KvFormat {
-    /// The format that a kernel's argument names.
-    #[inline(always)]
-    pub(crate) fn of(argument: u32) -> Self {
-        match argument {
-            0 => KvFormat::F32,
-            1 => KvFormat::F16,
-            2 => KvFormat::Bf16,
-            3 => KvFormat::Q8_0,
-            4 => KvFormat::Fp8,
-            _ => KvFormat::Q4_0,
-        }
-    }
+/// The scale of values of which `key` is the largest [`magnitude_key`].
+#[inline(always)]
+pub(crate) fn scale(format: CacheType, key: u32) -> f16 {
+    let magnitude = f32::from_bits(key >> 1);
+    convert::f32_to_f16(match format {
+        CacheType::Q4_0 => f32::from_bits(key.rotate_right(1)) / -8.0,
+        CacheType::Fp8 => magnitude / E4m3::MAX,
+        _ => magnitude / 127.0,
+    })
+}
 
-    /// Bytes of the elements of a row.
-    pub(crate) const fn quant_bytes(self, head_dim: u32) -> u32 {
-        match self {
-            KvFormat::F32 => 4 * head_dim,
-            KvFormat::F16 | KvFormat::Bf16 => 2 * head_dim,
-            KvFormat::Q8_0 | KvFormat::Fp8 => head_dim,
-            KvFormat::Q4_0 => head_dim / 2,
-        }
+/// The quant of `value` times the inverse of its scale.
+#[inline(always)]
+pub(crate) fn quant(format: CacheType, scaled: f32) -> u32 {
+    match format {
+        CacheType::Q4_0 => convert::f32_to_i32_rz(scaled + 8.5).clamp(0, 15) as u32,
+        CacheType::Fp8 => e4m3_of(scaled),
+        _ => (convert::f32_to_i32_rn(scaled).clamp(-127, 127) + Q8_ZERO) as u32,
     }
+}
 
-    /// Scales of a row.
-    pub(crate) const fn num_scales(self, head_dim: u32) -> u32 {
-        match self {
-            KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 => 0,
-            KvFormat::Fp8 => 1,
-            KvFormat::Q8_0 | KvFormat::Q4_0 => head_dim / BLOCK_COLUMNS,
-        }
-    }
-
-    /// Whether [`BLOCK_COLUMNS`] columns share a scale, and not a row.
-    pub(crate) const fn has_scale_of_block(self) -> bool {
-        matches!(self, KvFormat::Q8_0 | KvFormat::Q4_0)
-    }
-
-    /// Whether a block of keys is rotated before it is quantised: see
-    /// [`hadamard`](super::hadamard).
-    pub(crate) const fn rotates_keys(self) -> bool {
-        matches!(self, KvFormat::Q4_0)
-    }
-
-    /// Bytes of a page of a head.
-    pub(crate) const fn page_bytes(self, head_dim: u32) -> u32 {
-        PAGE_SIZE * (self.quant_bytes(head_dim) + 2 * self.num_scales(head_dim))
-    }
-
-    /// First byte, in a pool, of the page of `kv_head`.
-    #[inline(always)]
-    pub(crate) fn page_start(
-        self,
-        page: u32,
-        kv_head: u32,
-        num_kv_heads: u32,
-        head_dim: u32,
-    ) -> usize {
-        let page = page as usize * num_kv_heads as usize + kv_head as usize;
-        page * self.page_bytes(head_dim) as usize
-    }
-
-    /// The scale of values of which `key` is the largest [`magnitude_key`].
-    #[inline(always)]
-    pub(crate) fn scale(self, key: u32) -> f16 {
-        let magnitude = f32::from_bits(key >> 1);
-        convert::f32_to_f16(match self {
-            KvFormat::Q4_0 => f32::from_bits(key.rotate_right(1)) / -8.0,
-            KvFormat::Fp8 => magnitude / E4M3_MAX,
-            _ => magnitude / 127.0,
-        })
-    }
-
-    /// The quant of `value` times the inverse of its scale.
-    #[inline(always)]
-    pub(crate) fn quant(self, scaled: f32) -> u32 {
-        match self {
-            KvFormat::Q4_0 => convert::f32_to_i32_rz(scaled + 8.5).clamp(0, 15) as u32,
-            KvFormat::Fp8 => e4m3_of(scaled),
-            _ => (convert::f32_to_i32_rn(scaled).clamp(-127, 127) + Q8_ZERO) as u32,
-        }
-    }
-
-    /// Up to eight columns of row `row` of a page of a head; zeros past its end.
-    ///
-    /// # Safety
-    /// 1. `page` holds the row and its scales, written; `columns` are those of `head_dim`, from
-    ///    `first` on. Heads of q8_0 and q4_0 are whole blocks.
-    #[inline(always)]
-    pub(crate) unsafe fn load(
-        self,
-        page: Global<u8>,
-        row: u32,
-        head_dim: u32,
-        first: u32,
-        columns: Columns,
-    ) -> [f32; VEC_ELEMS as usize] {
-        let start = (row * self.quant_bytes(head_dim)) as usize;
-        let scale = |index: u32| {
-            // SAFETY: the caller's promise.
-            convert::f16_to_f32(unsafe {
-                let scales = page.add((PAGE_SIZE * self.quant_bytes(head_dim)) as usize);
-                scales.cast::<f16>().get((index * PAGE_SIZE + row) as usize)
-            })
-        };
+/// Up to eight columns of row `row` of a page of a head; zeros past its end.
+///
+/// # Safety
+/// 1. `page` holds the row and its scales, written; `columns` are those of `head_dim`, from
+///    `first` on. Heads of q8_0 and q4_0 are whole blocks.
+#[inline(always)]
+pub(crate) unsafe fn load(
+    format: CacheType,
+    page: Global<u8>,
+    row: u32,
+    head_dim: u32,
+    first: u32,
+    columns: Columns,
+) -> [f32; VEC_ELEMS as usize] {
+    let start = (row * format.quant_bytes(head_dim)) as usize;
+    let scale = |index: u32| {
         // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                KvFormat::F32 => columns.load(page.add(start).cast::<f32>()),
-                KvFormat::F16 => columns.load(page.add(start).cast::<f16>()),
-                KvFormat::Bf16 => columns.load(page.add(start).cast::<bf16>()),
-                KvFormat::Q4_0 => {
-                    let word: u32 = page.add(start + first as usize / 2).cast().get(0);
-                    let scale = scale(first / BLOCK_COLUMNS);
-                    core::array::from_fn(|column| {
-                        let nibble = word >> nibble_shift(column as u32) & 15;
-                        scale * (nibble as f32 - 8.0)
-                    })
-                }
-                KvFormat::Q8_0 => {
-                    let scale = scale(first / BLOCK_COLUMNS);
-                    let quants = load_bytes(page.add(start), first, head_dim);
-                    quants.map(|quant| scale * (quant as i32 - Q8_ZERO) as f32)
-                }
-                KvFormat::Fp8 => {
-                    let scale = scale(0);
-                    load_bytes(page.add(start), first, head_dim)
-                        .map(|code| scale * e4m3_to_f32(code))
-                }
+        convert::f16_to_f32(unsafe {
+            let scales = page.add((PAGE_SIZE * format.quant_bytes(head_dim)) as usize);
+            scales.cast::<f16>().get((index * PAGE_SIZE + row) as usize)
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        match format {
+            CacheType::F32 => columns.load(page.add(start).cast::<f32>()),
+            CacheType::F16 => columns.load(page.add(start).cast::<f16>()),
+            CacheType::BF16 => columns.load(page.add(start).cast::<bf16>()),
+            CacheType::Q4_0 => {
+                let word: u32 = page.add(start + first as usize / 2).cast().get(0);
+                let scale = scale(first / BLOCK_COLUMNS);
+                core::array::from_fn(|column| {
+                    let nibble = word >> nibble_shift(column as u32) & 15;
+                    scale * (nibble as f32 - 8.0)
+                })
+            }
+            CacheType::Q8_0 => {
+                let scale = scale(first / BLOCK_COLUMNS);
+                let quants = load_bytes(page.add(start), first, head_dim);
+                quants.map(|quant| scale * (quant as i32 - Q8_ZERO) as f32)
+            }
+            CacheType::Fp8 => {
+                let scale = scale(0);
+                load_bytes(page.add(start), first, head_dim).map(|code| scale * e4m3_to_f32(code))
             }
         }
     }
@@ -250,7 +180,6 @@ fn e4m3_to_f32(code: u8) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuda_std::E4m3;
 
     /// Every code, every middle between two codes, and what is beside it.
     #[test]

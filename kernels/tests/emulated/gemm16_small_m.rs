@@ -21,7 +21,7 @@ const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 108, overlaps: false };
 
 /// The name in symbols.
 fn name_of<E: Half>() -> &'static str {
-    if E::DTYPE == Dtype::Bf16 { "bf16" } else { "f16" }
+    if E::DTYPE == Dtype::BF16 { "bf16" } else { "f16" }
 }
 
 /// A linear layer of `num_rows` rows in a launch for `max_rows`.

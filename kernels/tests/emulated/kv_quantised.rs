@@ -10,7 +10,7 @@ use kernels::element::Dtype;
 use kernels::gemm::{Gpu, Target};
 use kernels::kv_cache::append_quantised::KvAppendQuantised;
 use kernels::kv_cache::dequantise::{KvDequantise, PageInputs};
-use kernels::kv_cache::{KvFormat, PAGE_SIZE};
+use kernels::kv_cache::{CacheType as KvFormat, PAGE_SIZE};
 
 const PAGE: usize = PAGE_SIZE as usize;
 
@@ -30,7 +30,7 @@ struct Case {
 fn page_bytes(format: KvFormat, head_dim: usize) -> usize {
     let row_bytes = match format {
         KvFormat::F32 => 4 * head_dim,
-        KvFormat::F16 | KvFormat::Bf16 => 2 * head_dim,
+        KvFormat::F16 | KvFormat::BF16 => 2 * head_dim,
         KvFormat::Q8_0 => head_dim + head_dim / 16,
         KvFormat::Fp8 => head_dim + 2,
         KvFormat::Q4_0 => head_dim / 2 + head_dim / 16,

@@ -35,7 +35,7 @@ pub fn kernels() -> Result<Vec<Kernel>> {
         let built = build(&process::repository().join(dir))?;
         process::check_interrupt()?;
         for Ptx { arch, kernels: found } in built {
-            let target = arch.target();
+            let target = arch.name();
             ensure!(!found.is_empty(), "no kernel for {target} in {dir}");
             let found = found.into_iter();
             kernels.extend(found.map(|kernel| Kernel::new(target, &kernel.symbol, kernel.text)));

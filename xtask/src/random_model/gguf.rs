@@ -5,6 +5,7 @@
 //! Types as llama.cpp's Q4_K_M mix chooses them, which `halfwarp quantize` writes too.
 
 use super::{BLOCK_BYTES, Block, Fill};
+use gpu_types::{BlockFacts, BlockFormat};
 use half::f16;
 
 /// A model whose GGUF file is imitated.
@@ -124,13 +125,15 @@ pub enum Format {
 impl Format {
     /// ggml's number of the type, elements and bytes of a block.
     fn layout(self) -> (u32, usize, usize) {
-        match self {
-            Format::Norm | Format::Bias => (0, 1, 4),
-            Format::Q5_0 => (6, 32, 22),
-            Format::Q8_0 => (8, 32, 34),
-            Format::Q4K => (12, 256, 144),
-            Format::Q6K => (14, 256, 210),
-        }
+        let format = match self {
+            Format::Norm | Format::Bias => return (0, 1, 4),
+            Format::Q5_0 => BlockFormat::Q5_0,
+            Format::Q8_0 => BlockFormat::Q8_0,
+            Format::Q4K => BlockFormat::Q4_K,
+            Format::Q6K => BlockFormat::Q6_K,
+        };
+        let &BlockFacts { ggml_id, elems, bytes, .. } = format.facts();
+        (ggml_id, elems, bytes)
     }
 
     /// Makes blocks of `random` bytes, which hold a whole number of them.

@@ -8,7 +8,6 @@ use kernels::Rows;
 use kernels::attention::prefill_cluster::Fp8Operands;
 use kernels::attention::sm90::fp8::{Mode, storage_index};
 use kernels::attention::{Attention, AttentionOperands, AttentionWorkspace, SeqInputs, SeqLens};
-use kernels::element::Dtype;
 use kernels::gemm::Gpu;
 use kernels::kv_cache::PAGE_SIZE;
 use rand::{RngExt, SeedableRng};
@@ -16,6 +15,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{Kernel, MissionError, Row};
 use crate::exec::ExecError;
+use crate::plan::Dtype;
 
 /// The shape: one sequence.
 const NUM_HEADS: usize = 8;
@@ -28,9 +28,6 @@ const SOFTMAX_SCALE: f32 = 0.125;
 
 /// Bytes of the output.
 pub(super) const OUT_BYTES: usize = 2 * SEQ_LEN * WIDTH;
-
-/// The largest number of E4M3.
-const E4M3_MAX: f32 = 448.0;
 
 /// Makes a tensor map.
 type Encode = fn(&TensorMapSpec) -> Result<EncodedTensorMap, ExecError>;
@@ -69,7 +66,7 @@ impl Tensor {
         let head = |i: usize| i / HEAD_DIM % NUM_HEADS;
         for (i, value) in values.iter().enumerate() {
             let scale = &mut scales[head(i)];
-            *scale = scale.max(value.to_f32().abs() / E4M3_MAX);
+            *scale = scale.max(value.to_f32().abs() / E4m3::MAX);
         }
         let quant = |(i, value): (usize, &f16)| E4m3::from_f32(value.to_f32() / scales[head(i)]);
         let quants: Vec<E4m3> = values.iter().enumerate().map(quant).collect();

@@ -142,7 +142,7 @@ impl WeightFormat {
 /// The formats of `--weights`.
 fn formats() -> impl TypedValueParser<Value = WeightFormat> {
     let all = || {
-        let formats = BlockFormat::ALL.into_iter().map(WeightFormat::Blocks);
+        let formats = BlockFormat::tiled().map(WeightFormat::Blocks);
         formats.chain([WeightFormat::E4m3])
     };
     let format = move |name: String| all().find(|format| format.name() == name);

@@ -2,7 +2,7 @@
 
 use super::{select, tools};
 use crate::cli::{failure::Failure, terminal};
-use halfwarp::ptx::{TARGETS, Target};
+use halfwarp::ptx::{KernelSet, TARGETS};
 use machine_code::{MACHINE_CODE_RULES, PTX_RULES, REPORT_RULES, Tools};
 use std::fmt::Write;
 
@@ -21,7 +21,7 @@ pub struct CheckArgs {
 /// # Errors
 /// [`Failure::Found`] if there are faults, and those of the tools.
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
-    let targets: Vec<&Target> = match &args.target {
+    let targets: Vec<&KernelSet> = match &args.target {
         Some(name) => vec![select::target(name)?],
         None => TARGETS.iter().collect(),
     };

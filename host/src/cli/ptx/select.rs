@@ -2,7 +2,7 @@
 
 use crate::cli::failure::Failure;
 use glob::Pattern;
-use halfwarp::ptx::{Kernel, TARGETS, Target};
+use halfwarp::ptx::{Kernel, KernelSet, TARGETS};
 
 /// Kernels by name and family.
 #[derive(clap::Args)]
@@ -19,7 +19,10 @@ impl Selection {
     ///
     /// # Errors
     /// [`Failure::Input`] for a pattern that is none, and for one or a family that no kernel has.
-    pub fn of<'a>(&self, targets: &[&'a Target]) -> Result<Vec<(&'a Target, &'a Kernel)>, Failure> {
+    pub fn of<'a>(
+        &self,
+        targets: &[&'a KernelSet],
+    ) -> Result<Vec<(&'a KernelSet, &'a Kernel)>, Failure> {
         let names =
             self.kernels.iter().map(|name| Name::parse(name)).collect::<Result<Vec<_>, _>>()?;
         let all = || {
@@ -52,7 +55,7 @@ fn none(what: &str) -> Failure {
 ///
 /// # Errors
 /// [`Failure::Input`] if this program was not built for it.
-pub fn target(name: &str) -> Result<&'static Target, Failure> {
+pub fn target(name: &str) -> Result<&'static KernelSet, Failure> {
     halfwarp::ptx::target(name).ok_or_else(|| {
         let known: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
         Failure::Input(format!("no target {name}\nthe targets are: {}", known.join(", ")))

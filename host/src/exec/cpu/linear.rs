@@ -175,7 +175,8 @@ mod tests {
     use super::*;
     use crate::exec::testing::{assert_close, random};
     use crate::plan::{Dtype, ReadWeightError, Weight, WeightPart, WeightSource};
-    use crate::weights::blocks::{decoder, scale_fields};
+    use crate::weights::blocks::decoder;
+    use gpu_types::BlockFormat;
     use half::f16;
     use std::ops::Range;
 
@@ -250,12 +251,14 @@ mod tests {
         if dtype == Dtype::F16 {
             return halves(seed, elems).flat_map(f16::to_le_bytes).collect();
         }
+        let Dtype::Blocks(format) = dtype else { panic!("{dtype}") };
+        let f16_scales = format.facts().f16_scales;
         let len = dtype.bytes(elems).unwrap();
         let mut bytes: Vec<u8> =
             random(seed, len).iter().map(|x| (x * 1000.0) as i32 as u8).collect();
         let scales = halves(seed + 1, 2 * len / dtype.block_bytes()).collect::<Vec<_>>();
         for (block, scales) in bytes.chunks_exact_mut(dtype.block_bytes()).zip(scales.chunks(2)) {
-            for (&field, scale) in scale_fields(dtype).iter().zip(scales) {
+            for (&field, scale) in f16_scales.iter().zip(scales) {
                 block[field..field + 2].copy_from_slice(&scale.to_le_bytes());
             }
         }
@@ -284,14 +287,14 @@ mod tests {
     /// word starts at.
     #[test]
     fn blocks_match_the_oracle_on_what_they_hold() {
-        use Dtype::*;
-        let alone = [
-            F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, IQ4_NL, IQ2_S,
-        ];
-        let mut stacks: Vec<Vec<(usize, Dtype)>> =
-            alone.iter().map(|&dtype| vec![(21, dtype)]).collect();
-        stacks.push(vec![(40, Q4_K), (8, Q4_K), (9, Q6_K)]);
-        stacks.push(vec![(3, Q6_K), (70, F32), (1, Q8_0), (130, F16)]);
+        use BlockFormat::*;
+        let alone =
+            [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, IQ4_NL, IQ2_S];
+        let mut stacks = Vec::from(alone.map(|format| vec![(21, Dtype::Blocks(format))]));
+        let (q4, q6) = (Dtype::Q4_K, Dtype::Q6_K);
+        stacks.push(vec![(21, Dtype::F16)]);
+        stacks.push(vec![(40, q4), (8, q4), (9, q6)]);
+        stacks.push(vec![(3, q6), (70, Dtype::F32), (1, Dtype::Q8_0), (130, Dtype::F16)]);
         for parts in stacks {
             for k in [256, 1280] {
                 let (weight, elements) = stored(&parts, k);

@@ -16,8 +16,9 @@ use cust::stream::{Stream, StreamFlags};
 use cust::sys::CUresult;
 
 use crate::exec::ExecError;
-use crate::ptx::{self, Target};
-use kernels::gemm::{self, Gpu};
+use crate::exec::Target;
+use crate::ptx::{self, KernelSet};
+use kernels::gemm::Gpu;
 
 pub use cuda_loader::Version;
 
@@ -41,17 +42,17 @@ impl std::fmt::Display for Capability {
 
 impl Capability {
     /// The kernels for a device of this capability. `None` below 8.0.
-    pub fn target(self) -> Option<&'static Target> {
+    pub fn target(self) -> Option<&'static KernelSet> {
         ptx::target(self.code()?.name())
     }
 
     /// What code a device of this capability runs: that of `sm_90a` on 9.0 alone, that of `sm_80`
     /// on everything newer through the driver's JIT. `None` below 8.0.
-    fn code(self) -> Option<gemm::Target> {
+    fn code(self) -> Option<Target> {
         let hopper = Capability { major: 9, minor: 0 };
         match self {
-            _ if self == hopper => Some(gemm::Target::Sm90a),
-            _ if self >= MIN_CAPABILITY => Some(gemm::Target::Sm80),
+            _ if self == hopper => Some(Target::Sm90a),
+            _ if self >= MIN_CAPABILITY => Some(Target::Sm80),
             _ => None,
         }
     }
@@ -73,7 +74,7 @@ pub struct DeviceInfo {
     /// Most shared memory of a multiprocessor, of what it divides between that and L1.
     pub sm_shared_bytes: u32,
     /// The kernels that it runs, or `None` if its compute capability is too low.
-    pub target: Option<&'static Target>,
+    pub target: Option<&'static KernelSet>,
 }
 
 /// The newest CUDA that the driver serves.
@@ -98,7 +99,7 @@ pub(super) fn driver_name() -> Result<String, ExecError> {
 /// to wait for it, and the driver can.
 pub(super) fn overlapping_launcher(gpu: Gpu) -> Result<Option<OverlappingLauncher>, ExecError> {
     let driver = cuda_loader::load().map_err(|error| ExecError::NoDevice(error.to_string()))?;
-    Ok(driver.overlapping_launcher().filter(|_| gpu.target == gemm::Target::Sm90a))
+    Ok(driver.overlapping_launcher().filter(|_| gpu.target == Target::Sm90a))
 }
 
 /// All devices of this machine, in the driver's order; none on a machine that has a driver but no
@@ -148,8 +149,8 @@ pub fn first_device() -> Option<usize> {
 pub(super) fn choose(
     devices: &[DeviceInfo],
     ordinal: usize,
-    target: Option<gemm::Target>,
-) -> Result<(&DeviceInfo, &'static Target, Gpu), ExecError> {
+    target: Option<Target>,
+) -> Result<(&DeviceInfo, &'static KernelSet, Gpu), ExecError> {
     let Some(device) = devices.get(ordinal) else {
         let there = match devices.len() {
             0 => "the driver finds no CUDA device".to_owned(),
@@ -165,7 +166,7 @@ pub(super) fn choose(
         )));
     };
     let target = target.unwrap_or(newest);
-    if (target, newest) == (gemm::Target::Sm90a, gemm::Target::Sm80) {
+    if (target, newest) == (Target::Sm90a, Target::Sm80) {
         return Err(ExecError::TargetTooNew {
             device: format!("cuda:{ordinal} ({})", device.name),
             capability: device.capability.to_string(),
@@ -344,7 +345,7 @@ mod tests {
                 .map(|(_, kernels, gpu)| (kernels.name, gpu.target.name()))
                 .map_err(|error| error.to_string())
         };
-        let (sm_80, sm_90a) = (Some(gemm::Target::Sm80), Some(gemm::Target::Sm90a));
+        let (sm_80, sm_90a) = (Some(Target::Sm80), Some(Target::Sm90a));
         let hopper = [device(0, 9, 0)];
         assert_eq!(chosen(&hopper, None), Ok(("sm_90a", "sm_90a")));
         assert_eq!(chosen(&hopper, sm_90a), Ok(("sm_90a", "sm_90a")));

@@ -3,6 +3,7 @@
 
 use cust::memory::{AsyncCopyDestination, DeviceBuffer, DeviceCopy, LockedBuffer, mem_get_info};
 use cust::stream::Stream;
+use gpu_types::ALIGN_BYTES;
 use kernels::gemm::Gpu;
 
 use super::cublas;
@@ -11,10 +12,6 @@ use crate::exec::ExecError;
 use crate::exec::lower::StepBuffer;
 use crate::exec::lower::{self, Addresses, KvPool, Libraries};
 use crate::plan::{ArenaLayout, Plan, TensorId};
-
-/// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any
-/// alignment that a vector load or a tensor map needs.
-const ALIGN_BYTES: usize = 256;
 
 /// One allocation.
 pub struct Block(DeviceBuffer<u8>);

@@ -17,7 +17,7 @@ use super::cubin_cache::CubinCache;
 use super::device::{check, failed, make_current};
 use crate::exec::ExecError;
 use crate::exec::lower::Task;
-use crate::ptx::{Kernel, Target};
+use crate::ptx::{Kernel, KernelSet};
 use cuda_std::launch::Launch;
 
 /// Shared memory that a block gets without asking.
@@ -46,7 +46,7 @@ fn carveout_percent(shared_bytes: u32, most_bytes: u32) -> u32 {
 
 /// The kernels that a device was given, by symbol.
 pub struct Modules {
-    target: &'static Target,
+    target: &'static KernelSet,
     cache: CubinCache,
     /// Most shared memory of a multiprocessor.
     sm_shared_bytes: u32,
@@ -62,7 +62,7 @@ struct Loaded {
 }
 
 impl Modules {
-    pub fn new(target: &'static Target, cache: CubinCache, sm_shared_bytes: u32) -> Self {
+    pub fn new(target: &'static KernelSet, cache: CubinCache, sm_shared_bytes: u32) -> Self {
         Modules { target, cache, sm_shared_bytes, loaded: BTreeMap::new() }
     }
 

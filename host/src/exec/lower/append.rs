@@ -7,7 +7,6 @@ use kernels::kv_cache::KvAppend;
 use kernels::kv_cache::append_quantised::{KvAppendQuantised, Rotated};
 use kernels::rope_append::{RopeAppend, RopeAppendOperands};
 
-use super::dequantise::format_of;
 use super::element::{Launched, Stored};
 use super::{Lowering, check_dtype};
 use crate::exec::ExecError;
@@ -93,7 +92,7 @@ impl Lowering<'_> {
             max_tokens: self.max_rows(k),
             num_kv_heads: kv.num_kv_heads,
             head_dim: kv.head_dim,
-            formats: kv.types().map(format_of),
+            formats: kv.types(),
         };
         let pools = self.untyped_pools(layer);
         let slots = self.input(self.step.slot_mapping);

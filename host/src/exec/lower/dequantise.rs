@@ -3,29 +3,14 @@
 //! as they are.
 
 use cuda_std::launch::{DevicePtr, Launch};
+use gpu_types::ALIGN_BYTES;
 use half::f16;
-use kernels::kv_cache::KvFormat;
 use kernels::kv_cache::dequantise::{KvDequantise, PageInputs};
 
 use super::element::{Launched, Stored};
 use super::{Lowering, cache_dtype, launcher, partials};
 use crate::exec::ExecError;
-use crate::plan::{Attention, CacheType, Op, Plan, StepLayout};
-
-/// Parts of the workspace start at multiples of this many bytes.
-const ALIGN_BYTES: usize = 256;
-
-/// How the kernels call `cache_type`.
-pub(super) fn format_of(cache_type: CacheType) -> KvFormat {
-    match cache_type {
-        CacheType::F32 => KvFormat::F32,
-        CacheType::F16 => KvFormat::F16,
-        CacheType::BF16 => KvFormat::Bf16,
-        CacheType::Q8_0 => KvFormat::Q8_0,
-        CacheType::Fp8 => KvFormat::Fp8,
-        CacheType::Q4_0 => KvFormat::Q4_0,
-    }
-}
+use crate::plan::{Attention, Op, Plan, StepLayout};
 
 /// Bytes of the workspace of an attention: partial results, then the dequantised pools of K and V.
 pub(super) fn attention_bytes(plan: &Plan, op: &Op) -> usize {
@@ -82,7 +67,7 @@ impl Lowering<'_> {
                 max_pages_per_seq: self.plan.bounds.max_pages_per_seq(),
                 num_kv_heads: kv.num_kv_heads,
                 head_dim: kv.head_dim,
-                format: format_of(kv.types()[of]),
+                format: kv.types()[of],
                 of_keys: of == 0,
                 min_q_len,
             };
@@ -98,7 +83,7 @@ impl Lowering<'_> {
 
     /// Whether decode reads the pools of `op` as they are, though they are not operands.
     pub(super) fn decodes_quantised(&self, op: &Attention) -> bool {
-        let formats = self.plan.kv.types().map(format_of);
+        let formats = self.plan.kv.types();
         launcher(self.plan, op).decodes_quantised(cache_dtype(self.plan), formats)
     }
 
@@ -108,7 +93,7 @@ impl Lowering<'_> {
         let operands = self.attention_operands::<f16>(op, pools)?;
         let workspace = self.attention_workspace();
         let launcher = launcher(self.plan, op);
-        let (seqs, formats) = (self.seqs(&launcher), self.plan.kv.types().map(format_of));
+        let (seqs, formats) = (self.seqs(&launcher), self.plan.kv.types());
         Ok(launcher.decode_quantised(self.gpu, &seqs, &operands, formats, &workspace))
     }
 

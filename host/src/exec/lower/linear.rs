@@ -2,16 +2,15 @@
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use half::{bf16, f16};
-use kernels::element::Dtype as ElementType;
 use kernels::gemm::layer::{Input, Layer, Operands, Part, Weight as LayerWeight};
-use kernels::gemm::{self, Summation};
+use kernels::gemm::{Summation, fp8::LinearFp8Small};
 
 use super::element::Stored;
 use super::{Lowering, dtypes, sum_order};
 use crate::exec::ExecError;
-use crate::plan::{Accumulate, Dtype, FP8_SMALL_BATCH, Linear, Norm, Op, Plan, View, Weight};
+use crate::plan::{Dtype, FP8_SMALL_BATCH, Linear, Norm, Op, Plan, View, Weight};
 
-const _: () = assert!(FP8_SMALL_BATCH == gemm::fp8::LinearFp8Small::MAX_ROWS);
+const _: () = assert!(FP8_SMALL_BATCH == LinearFp8Small::MAX_ROWS);
 
 /// Elements of f32 that are loaded together: rows start at multiples of them.
 const F32_VECTOR: usize = 4;
@@ -19,10 +18,7 @@ const F32_VECTOR: usize = 4;
 /// `op` as the kernels take it.
 pub(super) fn layer(plan: &Plan, op: &Linear) -> Layer {
     let weight = plan.weight(op.weight);
-    let accumulate = match plan.numerics().accumulate {
-        Accumulate::F32 => gemm::Accumulate::F32,
-        Accumulate::F16 => gemm::Accumulate::F16,
-    };
+    let accumulate = plan.numerics().accumulate;
     let stored = match weight.storage() {
         _ if weight.has_tiles() => LayerWeight::Tiles(parts(weight)),
         Some(storage) if storage.is_fp8() => LayerWeight::E4m3 {
@@ -37,7 +33,7 @@ pub(super) fn layer(plan: &Plan, op: &Linear) -> Layer {
         k: weight.cols,
         operand: match stored {
             LayerWeight::Dense => operand(plan, op),
-            LayerWeight::E4m3 { .. } | LayerWeight::Tiles(_) => ElementType::F16,
+            LayerWeight::E4m3 { .. } | LayerWeight::Tiles(_) => Dtype::F16,
         },
         input: match (op.norm, op.silu) {
             (Some(_), _) => Input::Normed,
@@ -51,13 +47,9 @@ pub(super) fn layer(plan: &Plan, op: &Linear) -> Layer {
 }
 
 /// The type of a layer's operands: the one of 16 bits if there is one.
-fn operand(plan: &Plan, op: &Linear) -> ElementType {
+fn operand(plan: &Plan, op: &Linear) -> Dtype {
     let mut dtypes = dtypes(plan, &Op::Linear(*op)).into_iter();
-    match dtypes.find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
-        Some(Dtype::F16) => ElementType::F16,
-        Some(_) => ElementType::Bf16,
-        None => ElementType::F32,
-    }
+    dtypes.find(|dtype| dtype.is_half()).unwrap_or(Dtype::F32)
 }
 
 /// The parts of a weight of which some are in tiles.
@@ -80,9 +72,9 @@ impl Lowering<'_> {
     pub(super) fn linear(&mut self, op: &Linear) -> Result<Vec<Launch>, ExecError> {
         let layer = layer(self.plan, op);
         let operands = match layer.operand {
-            ElementType::F32 => self.operands::<f32>(op, &layer)?,
-            ElementType::F16 => self.operands::<f16>(op, &layer)?,
-            ElementType::Bf16 => self.operands::<bf16>(op, &layer)?,
+            Dtype::F16 => self.operands::<f16>(op, &layer)?,
+            Dtype::BF16 => self.operands::<bf16>(op, &layer)?,
+            _ => self.operands::<f32>(op, &layer)?,
         };
         let (gpu, maps) = (self.gpu, &mut self.maps);
         let launches = layer.launches(gpu, &operands, &mut |spec| maps.encode(spec));

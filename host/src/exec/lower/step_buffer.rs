@@ -6,11 +6,10 @@
 //! in its layer alone shares one.
 
 use kernels::attention::{Attention, ItemWords, SeqLens};
-use kernels::element::Dtype;
 use kernels::gemm::Gpu;
 use kernels::sampling::LOGIT_EDIT_LEN;
 
-use crate::plan::{Op, Plan, StepInputs, StepLayout};
+use crate::plan::{Dtype, Op, Plan, StepInputs, StepLayout};
 
 /// Elements of an item.
 const ITEM_LEN: usize = size_of::<ItemWords>() / size_of::<u32>();

@@ -20,9 +20,9 @@ use pulp::Arch;
 use std::marker::PhantomData;
 
 use crate::plan::Dtype;
+use gpu_types::BlockFormat;
 
 pub use expand::{Expander, expander};
-pub use plain::e4m3_to_f32;
 pub use quantize::quantizer;
 
 /// Converts whole blocks to as many f32 as they hold, with the instructions of a processor. The
@@ -55,28 +55,30 @@ impl Codec {
             Dtype::F16 => Codec::of_blocks::<plain::F16, _, _>(),
             Dtype::BF16 => Codec::of_blocks::<plain::BF16, _, _>(),
             Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => Codec::of_blocks::<plain::E4M3, _, _>(),
-            Dtype::Q4_0 => Codec::of_blocks::<legacy::Q4_0, _, _>(),
-            Dtype::Q4_1 => Codec::of_blocks::<legacy::Q4_1, _, _>(),
-            Dtype::Q5_0 => Codec::of_blocks::<legacy::Q5_0, _, _>(),
-            Dtype::Q5_1 => Codec::of_blocks::<legacy::Q5_1, _, _>(),
-            Dtype::Q8_0 => Codec::of_blocks::<legacy::Q8_0, _, _>(),
-            Dtype::Q2_K => Codec::of_blocks::<k::Q2K, _, _>(),
-            Dtype::Q3_K => Codec::of_blocks::<k::Q3K, _, _>(),
-            Dtype::Q4_K => Codec::of_blocks::<k::Q4K, _, _>(),
-            Dtype::Q5_K => Codec::of_blocks::<k::Q5K, _, _>(),
-            Dtype::Q6_K => Codec::of_blocks::<k::Q6K, _, _>(),
-            Dtype::IQ4_XS => Codec::of_blocks::<four_bit::IQ4XS, _, _>(),
-            Dtype::MXFP4 => Codec::of_blocks::<four_bit::MXFP4, _, _>(),
-            Dtype::IQ4_NL => Codec::of_blocks::<four_bit::IQ4NL, _, _>(),
-            Dtype::IQ3_S => Codec::of_blocks::<iq::IQ3S, _, _>(),
-            Dtype::IQ3_XXS => Codec::of_blocks::<iq::IQ3XXS, _, _>(),
-            Dtype::IQ2_S => Codec::of_blocks::<iq::IQ2S, _, _>(),
-            Dtype::IQ2_XS => Codec::of_blocks::<iq::IQ2XS, _, _>(),
-            Dtype::IQ2_XXS => Codec::of_blocks::<iq::IQ2XXS, _, _>(),
-            Dtype::IQ1_M => Codec::of_blocks::<iq::IQ1M, _, _>(),
-            Dtype::IQ1_S => Codec::of_blocks::<iq::IQ1S, _, _>(),
-            Dtype::TQ1_0 => Codec::of_blocks::<iq::TQ1_0, _, _>(),
-            Dtype::TQ2_0 => Codec::of_blocks::<iq::TQ2_0, _, _>(),
+            Dtype::Blocks(format) => match format {
+                BlockFormat::Q4_0 => Codec::of_blocks::<legacy::Q4_0, _, _>(),
+                BlockFormat::Q4_1 => Codec::of_blocks::<legacy::Q4_1, _, _>(),
+                BlockFormat::Q5_0 => Codec::of_blocks::<legacy::Q5_0, _, _>(),
+                BlockFormat::Q5_1 => Codec::of_blocks::<legacy::Q5_1, _, _>(),
+                BlockFormat::Q8_0 => Codec::of_blocks::<legacy::Q8_0, _, _>(),
+                BlockFormat::Q2_K => Codec::of_blocks::<k::Q2K, _, _>(),
+                BlockFormat::Q3_K => Codec::of_blocks::<k::Q3K, _, _>(),
+                BlockFormat::Q4_K => Codec::of_blocks::<k::Q4K, _, _>(),
+                BlockFormat::Q5_K => Codec::of_blocks::<k::Q5K, _, _>(),
+                BlockFormat::Q6_K => Codec::of_blocks::<k::Q6K, _, _>(),
+                BlockFormat::IQ4_XS => Codec::of_blocks::<four_bit::IQ4XS, _, _>(),
+                BlockFormat::MXFP4 => Codec::of_blocks::<four_bit::MXFP4, _, _>(),
+                BlockFormat::IQ4_NL => Codec::of_blocks::<four_bit::IQ4NL, _, _>(),
+                BlockFormat::IQ3_S => Codec::of_blocks::<iq::IQ3S, _, _>(),
+                BlockFormat::IQ3_XXS => Codec::of_blocks::<iq::IQ3XXS, _, _>(),
+                BlockFormat::IQ2_S => Codec::of_blocks::<iq::IQ2S, _, _>(),
+                BlockFormat::IQ2_XS => Codec::of_blocks::<iq::IQ2XS, _, _>(),
+                BlockFormat::IQ2_XXS => Codec::of_blocks::<iq::IQ2XXS, _, _>(),
+                BlockFormat::IQ1_M => Codec::of_blocks::<iq::IQ1M, _, _>(),
+                BlockFormat::IQ1_S => Codec::of_blocks::<iq::IQ1S, _, _>(),
+                BlockFormat::TQ1_0 => Codec::of_blocks::<iq::TQ1_0, _, _>(),
+                BlockFormat::TQ2_0 => Codec::of_blocks::<iq::TQ2_0, _, _>(),
+            },
             Dtype::U32 => return None,
         })
     }
@@ -181,38 +183,17 @@ impl<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize> WithLanes
     }
 }
 
-/// At which bytes of a block of `dtype` its f16 scales are; not that of IQ1_M, whose nibbles are
-/// apart.
-pub fn scale_fields(dtype: Dtype) -> &'static [usize] {
-    match dtype {
-        Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 | Dtype::IQ4_XS | Dtype::IQ4_NL => &[0],
-        Dtype::IQ3_S | Dtype::IQ3_XXS | Dtype::IQ1_S => &[0],
-        Dtype::IQ2_S | Dtype::IQ2_XS | Dtype::IQ2_XXS => &[0],
-        Dtype::TQ1_0 => &[52],
-        Dtype::TQ2_0 => &[64],
-        Dtype::IQ1_M => &[],
-        Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4_K | Dtype::Q5_K => &[0, 2],
-        Dtype::Q2_K => &[80, 82],
-        Dtype::Q3_K => &[108],
-        Dtype::Q6_K => &[208],
-        // The scale of MXFP4 is an exponent.
-        Dtype::MXFP4 | Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::U32 => &[],
-        // Those of E4M3 are beside the elements.
-        Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => &[],
-    }
-}
-
 /// The first scale of `stored`, whole blocks of `dtype`, that is NaN or infinite, and its block.
 pub fn wrong_scale(dtype: Dtype, stored: &[u8]) -> Option<(usize, f32)> {
-    let fields = scale_fields(dtype);
+    let Dtype::Blocks(format) = dtype else {
+        return None;
+    };
+    let fields = format.facts().f16_scales;
     let mut blocks = stored.chunks_exact(dtype.block_bytes()).enumerate();
     let is_wrong = |scale: &f32| !scale.is_finite();
-    if dtype == Dtype::IQ1_M {
+    if format == BlockFormat::IQ1_M {
         let mut scales = blocks.map(|(index, block)| (index, half_to_f32(iq::IQ1M::d(block))));
         return scales.find(|(_, scale)| is_wrong(scale));
-    }
-    if fields.is_empty() {
-        return None;
     }
     blocks.find_map(|(index, block)| {
         let mut scales = fields.iter().map(|&field| half_at(Portable, block, field));
@@ -269,16 +250,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_e4m3_is_its_number() {
-        use cuda_std::E4m3;
-        for bits in 0..=u8::MAX {
-            let (wanted, got) = (E4m3::from_bits(bits).to_f32(), e4m3_to_f32(bits));
-            let same = got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan());
-            assert!(same, "{bits:#04x}: {got:e}, not {wanted:e}");
-        }
-    }
-
     /// Those that this processor has.
     #[test]
     #[cfg(target_arch = "x86_64")]
@@ -287,7 +258,8 @@ mod tests {
         let mut archs = vec![Arch::new()];
         archs.extend(V3::try_new().map(Arch::V3));
         archs.extend(V4::try_new().map(Arch::V4));
-        for dtype in FORMATS {
+        let plain = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E4M3];
+        for dtype in plain.into_iter().chain(BlockFormat::ALL.map(Dtype::Blocks)) {
             // Bytes in no order (Fibonacci hashing); of f32 and the scales every exponent.
             let bytes: Vec<u8> = (0..7 * 256 * 4u32)
                 .map(|i| ((i + 1).wrapping_mul(2_654_435_769) >> 24) as u8)
@@ -304,33 +276,4 @@ mod tests {
             assert!(archs.iter().all(|&arch| decode(arch) == wanted), "{dtype}");
         }
     }
-
-    const FORMATS: [Dtype; 26] = [
-        Dtype::IQ4_NL,
-        Dtype::IQ3_S,
-        Dtype::IQ3_XXS,
-        Dtype::IQ2_S,
-        Dtype::IQ2_XS,
-        Dtype::IQ2_XXS,
-        Dtype::IQ1_M,
-        Dtype::IQ1_S,
-        Dtype::TQ1_0,
-        Dtype::TQ2_0,
-        Dtype::F8_E4M3,
-        Dtype::IQ4_XS,
-        Dtype::MXFP4,
-        Dtype::F32,
-        Dtype::F16,
-        Dtype::BF16,
-        Dtype::Q4_0,
-        Dtype::Q4_1,
-        Dtype::Q5_0,
-        Dtype::Q5_1,
-        Dtype::Q8_0,
-        Dtype::Q2_K,
-        Dtype::Q3_K,
-        Dtype::Q4_K,
-        Dtype::Q5_K,
-        Dtype::Q6_K,
-    ];
 }

@@ -3,6 +3,7 @@
 use super::{GgufError, reader::Reader};
 use crate::plan::Dtype;
 use crate::weights::{TensorDtype, TensorInfo, Tensors, shown};
+use gpu_types::BlockFormat;
 
 /// Dimensions of a ggml tensor.
 const MAX_DIMS: u32 = 4;
@@ -97,45 +98,26 @@ pub(super) fn place(
     Ok(tensors)
 }
 
-/// The types that are read, by ggml's number. Source: `enum ggml_type` in ggml.h.
-const TYPES: [(u32, Dtype); 25] = [
-    (0, Dtype::F32),
-    (1, Dtype::F16),
-    (2, Dtype::Q4_0),
-    (3, Dtype::Q4_1),
-    (6, Dtype::Q5_0),
-    (7, Dtype::Q5_1),
-    (8, Dtype::Q8_0),
-    (10, Dtype::Q2_K),
-    (11, Dtype::Q3_K),
-    (12, Dtype::Q4_K),
-    (13, Dtype::Q5_K),
-    (14, Dtype::Q6_K),
-    (16, Dtype::IQ2_XXS),
-    (17, Dtype::IQ2_XS),
-    (18, Dtype::IQ3_XXS),
-    (19, Dtype::IQ1_S),
-    (20, Dtype::IQ4_NL),
-    (21, Dtype::IQ3_S),
-    (22, Dtype::IQ2_S),
-    (23, Dtype::IQ4_XS),
-    (29, Dtype::IQ1_M),
-    (30, Dtype::BF16),
-    (34, Dtype::TQ1_0),
-    (35, Dtype::TQ2_0),
-    (39, Dtype::MXFP4),
-];
+/// The plain types that are read, by ggml's number. Source: `enum ggml_type` in ggml.h.
+const PLAIN: [(u32, Dtype); 3] = [(0, Dtype::F32), (1, Dtype::F16), (30, Dtype::BF16)];
+
+/// The types that are read, and ggml's numbers of them.
+fn types() -> impl Iterator<Item = (u32, Dtype)> {
+    let blocks = |format: BlockFormat| (format.facts().ggml_id, Dtype::Blocks(format));
+    PLAIN.into_iter().chain(BlockFormat::ALL.map(blocks))
+}
 
 /// The type that ggml numbers `id`.
 fn ggml_type(id: u32) -> TensorDtype {
-    let known = TYPES.iter().find(|(known, _)| *known == id);
-    known
-        .map_or_else(|| TensorDtype::Other(other_type(id)), |(_, dtype)| TensorDtype::Known(*dtype))
+    match types().find(|(known, _)| *known == id) {
+        Some((_, dtype)) => TensorDtype::Known(dtype),
+        None => TensorDtype::Other(other_type(id)),
+    }
 }
 
 /// ggml's number of `dtype`, if it has one.
 pub(super) fn ggml_id(dtype: Dtype) -> Option<u32> {
-    TYPES.iter().find(|(_, known)| *known == dtype).map(|(id, _)| *id)
+    types().find(|(_, known)| *known == dtype).map(|(id, _)| id)
 }
 
 /// ggml's name of a type that is not read.

@@ -1,8 +1,7 @@
 //! E4M3 with scales: `scale * q`.
 
+use gpu_types::E4m3;
 use rayon::prelude::*;
-
-use crate::weights::blocks::e4m3_to_f32;
 
 /// The weight of `cols` columns whose elements are `bytes`; `scales` are those of blocks of
 /// `[rows, columns]`, row by row.
@@ -15,7 +14,7 @@ pub fn dequantize(bytes: &[u8], cols: usize, scales: &[f32], block: [usize; 2]) 
         let blocks = values.chunks_mut(block[1]).zip(bytes.chunks(block[1]));
         for ((values, bytes), scale) in blocks.zip(scales) {
             for (value, &byte) in values.iter_mut().zip(bytes) {
-                *value = scale * e4m3_to_f32(byte);
+                *value = scale * E4m3::from_bits(byte).to_f32();
             }
         }
     });

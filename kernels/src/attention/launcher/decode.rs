@@ -8,7 +8,7 @@ use super::super::work_list::{ItemWords, SeqLens};
 use super::{Append, Attention, AttentionOperands, AttentionWorkspace, SeqInputs};
 use crate::element::Dtype;
 use crate::gemm::Gpu;
-use crate::kv_cache::{KvFormat, PAGE_SIZE};
+use crate::kv_cache::{CacheType, PAGE_SIZE};
 use crate::operand::untyped;
 use cuda_std::launch::{Geometry, Launch, LaunchError};
 use half::{bf16, f16};
@@ -95,7 +95,7 @@ impl Attention {
     }
 
     /// Whether [`Attention::decode_quantised`] takes keys and values of these formats.
-    pub fn decodes_quantised(&self, dtype: Dtype, formats: [KvFormat; 2]) -> bool {
+    pub fn decodes_quantised(&self, dtype: Dtype, formats: [CacheType; 2]) -> bool {
         dtype == Dtype::F16
             && self.head_dim.is_multiple_of(QUANTISED_HEAD_DIM)
             && self.decode_instance(dtype).is_some()
@@ -112,7 +112,7 @@ impl Attention {
         gpu: Gpu,
         seqs: &SeqInputs,
         operands: &AttentionOperands<f16>,
-        formats: [KvFormat; 2],
+        formats: [CacheType; 2],
         workspace: &AttentionWorkspace,
     ) -> Result<Option<Launch>, LaunchError> {
         let args = self.args(operands)?;
@@ -220,7 +220,7 @@ impl Attention {
             num_kv_heads: self.num_kv_heads,
             group: self.num_heads / self.num_kv_heads,
             block_rows: ROW_UNIT as usize * instance.rows(),
-            page_bytes: 2 * PAGE_SIZE as usize * self.head_dim * dtype.bytes(),
+            page_bytes: 2 * PAGE_SIZE as usize * self.head_dim * dtype.block_bytes(),
             max_q_len: self.max_decode_q_len,
             causal: self.causal,
             window: self.window,
@@ -231,7 +231,7 @@ impl Attention {
     /// The narrowest instance for `formats` that has a row for every query row of a block.
     fn quantised_instance(
         &self,
-        formats: [KvFormat; 2],
+        formats: [CacheType; 2],
     ) -> Option<attention_decode_quantised::Instance> {
         let group = self.num_heads.checked_div(self.num_kv_heads)?;
         let rows = group * self.max_q_len.min(self.max_decode_q_len);
@@ -284,30 +284,31 @@ fn decode_instances(dtype: Dtype) -> &'static [attention_decode::Instance] {
             attention_decode_f16_r16_d128,
             attention_decode_f16_r16_d256,
         ],
-        Dtype::Bf16 => &[
+        Dtype::BF16 => &[
             attention_decode_bf16_r16_d64,
             attention_decode_bf16_r16_d96,
             attention_decode_bf16_r16_d128,
             attention_decode_bf16_r16_d256,
         ],
+        _ => &[],
     }
 }
 
 /// The formats of keys and values that decode reads as they are.
-const QUANTISED: [[KvFormat; 2]; 4] = [
-    [KvFormat::Q8_0, KvFormat::Q8_0],
-    [KvFormat::Fp8, KvFormat::Fp8],
-    [KvFormat::Q4_0, KvFormat::Q4_0],
-    [KvFormat::Q8_0, KvFormat::Q4_0],
+const QUANTISED: [[CacheType; 2]; 4] = [
+    [CacheType::Q8_0, CacheType::Q8_0],
+    [CacheType::Fp8, CacheType::Fp8],
+    [CacheType::Q4_0, CacheType::Q4_0],
+    [CacheType::Q8_0, CacheType::Q4_0],
 ];
 
 /// Instances for `formats`, the fewest rows first, then the narrowest heads.
 fn quantised_instances(
-    formats: [KvFormat; 2],
+    formats: [CacheType; 2],
 ) -> Option<[attention_decode_quantised::Instance; 7]> {
     use attention_decode_quantised::Instance::*;
     Some(match formats {
-        [KvFormat::Q8_0, KvFormat::Q8_0] => [
+        [CacheType::Q8_0, CacheType::Q8_0] => [
             attention_decode_q8_0_q8_0_r8_d64,
             attention_decode_q8_0_q8_0_r8_d96,
             attention_decode_q8_0_q8_0_r8_d128,
@@ -316,7 +317,7 @@ fn quantised_instances(
             attention_decode_q8_0_q8_0_r16_d96,
             attention_decode_q8_0_q8_0_r16_d128,
         ],
-        [KvFormat::Fp8, KvFormat::Fp8] => [
+        [CacheType::Fp8, CacheType::Fp8] => [
             attention_decode_fp8_fp8_r8_d64,
             attention_decode_fp8_fp8_r8_d96,
             attention_decode_fp8_fp8_r8_d128,
@@ -325,7 +326,7 @@ fn quantised_instances(
             attention_decode_fp8_fp8_r16_d96,
             attention_decode_fp8_fp8_r16_d128,
         ],
-        [KvFormat::Q4_0, KvFormat::Q4_0] => [
+        [CacheType::Q4_0, CacheType::Q4_0] => [
             attention_decode_q4_0_q4_0_r8_d64,
             attention_decode_q4_0_q4_0_r8_d96,
             attention_decode_q4_0_q4_0_r8_d128,
@@ -334,7 +335,7 @@ fn quantised_instances(
             attention_decode_q4_0_q4_0_r16_d96,
             attention_decode_q4_0_q4_0_r16_d128,
         ],
-        [KvFormat::Q8_0, KvFormat::Q4_0] => [
+        [CacheType::Q8_0, CacheType::Q4_0] => [
             attention_decode_q8_0_q4_0_r8_d64,
             attention_decode_q8_0_q4_0_r8_d96,
             attention_decode_q8_0_q4_0_r8_d128,
@@ -349,14 +350,14 @@ fn quantised_instances(
 
 /// Shared memory of a block of one of [`quantised_instances`].
 fn quantised_shared_bytes(
-    formats: [KvFormat; 2],
+    formats: [CacheType; 2],
     instance: attention_decode_quantised::Instance,
 ) -> usize {
     let (row_tiles, panels) = (instance.row_tiles(), instance.panels());
     match formats {
-        [KvFormat::Fp8, _] => quantised::shared_bytes::<Fp8, Fp8>(row_tiles, panels),
-        [KvFormat::Q4_0, _] => quantised::shared_bytes::<Q4, Q4>(row_tiles, panels),
-        [_, KvFormat::Q4_0] => quantised::shared_bytes::<Q8, Q4>(row_tiles, panels),
+        [CacheType::Fp8, _] => quantised::shared_bytes::<Fp8, Fp8>(row_tiles, panels),
+        [CacheType::Q4_0, _] => quantised::shared_bytes::<Q4, Q4>(row_tiles, panels),
+        [_, CacheType::Q4_0] => quantised::shared_bytes::<Q8, Q4>(row_tiles, panels),
         _ => quantised::shared_bytes::<Q8, Q8>(row_tiles, panels),
     }
 }
@@ -369,15 +370,14 @@ pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
             return Some(quantised_shared_bytes(formats, instance));
         }
     }
-    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+    for (dtype, shared_bytes) in [
+        (Dtype::F32, decode::shared_bytes::<f32> as fn(usize, usize) -> usize),
+        (Dtype::F16, decode::shared_bytes::<f16>),
+        (Dtype::BF16, decode::shared_bytes::<bf16>),
+    ] {
         let mut instances = decode_instances(dtype).iter();
         if let Some(instance) = instances.find(|instance| instance.symbol() == symbol) {
-            let (rows, panels) = (instance.rows(), instance.panels());
-            return Some(match dtype {
-                Dtype::F32 => decode::shared_bytes::<f32>(rows, panels),
-                Dtype::F16 => decode::shared_bytes::<f16>(rows, panels),
-                Dtype::Bf16 => decode::shared_bytes::<bf16>(rows, panels),
-            });
+            return Some(shared_bytes(instance.rows(), instance.panels()));
         }
     }
     None

@@ -24,18 +24,17 @@ impl Attention {
         }
         let rows = self.prefill_instance(dtype).map_or(1, |instance| instance.rows());
         let block_m = match dtype {
-            Dtype::F32 => prefill::block_m::<f32>(rows),
             Dtype::F16 => prefill::block_m::<f16>(rows),
-            Dtype::Bf16 => prefill::block_m::<bf16>(rows),
+            Dtype::BF16 => prefill::block_m::<bf16>(rows),
+            _ => prefill::block_m::<f32>(rows),
         };
         block_m as usize
     }
 
     /// The tile of the kernel for `sm_90a`, if that computes prefill.
     fn sm90_tile(&self, gpu: Gpu, dtype: Dtype) -> Option<&'static TileConfig> {
-        let is_half = dtype != Dtype::F32;
         let tile = || TileConfig::fastest(self.head_dim, self.max_tokens, self.num_heads, gpu);
-        if gpu.target == Target::Sm90a && is_half { tile() } else { None }
+        if gpu.target == Target::Sm90a && dtype.is_half() { tile() } else { None }
     }
 
     /// How the keys of tiles are split on `gpu`; `None` if they are not.
@@ -64,14 +63,13 @@ impl Attention {
 
     /// `of` the tile of the kernel for `sm_90a` that splits keys.
     fn of_split_tile(&self, dtype: Dtype, of: fn(&TileConfig) -> usize) -> usize {
-        let is_half = dtype != Dtype::F32;
         let mut tiles = TileConfig::for_head_dim(self.head_dim).filter(|tile| tile.splits_keys);
-        tiles.next().filter(|_| is_half).map_or(0, of)
+        tiles.next().filter(|_| dtype.is_half()).map_or(0, of)
     }
 
     /// The narrowest instance that takes the heads.
     fn prefill_instance(&self, dtype: Dtype) -> Option<attention_prefill::Instance> {
-        instances(dtype).into_iter().find(|instance| self.fits(instance.panels()))
+        instances(dtype).iter().copied().find(|instance| self.fits(instance.panels()))
     }
 
     /// The launch of prefill, for the prompts of a step, or `None` if no step has one; `maps`
@@ -145,41 +143,41 @@ impl Attention {
 }
 
 /// Instances for `dtype`, the narrowest heads first.
-fn instances(dtype: Dtype) -> [attention_prefill::Instance; 4] {
+fn instances(dtype: Dtype) -> &'static [attention_prefill::Instance] {
     use attention_prefill::Instance::*;
     match dtype {
-        Dtype::F32 => [
+        Dtype::F32 => &[
             attention_prefill_f32_d64,
             attention_prefill_f32_d96,
             attention_prefill_f32_d128,
             attention_prefill_f32_d256,
         ],
-        Dtype::F16 => [
+        Dtype::F16 => &[
             attention_prefill_f16_d64,
             attention_prefill_f16_d96,
             attention_prefill_f16_d128,
             attention_prefill_f16_d256,
         ],
-        Dtype::Bf16 => [
+        Dtype::BF16 => &[
             attention_prefill_bf16_d64,
             attention_prefill_bf16_d96,
             attention_prefill_bf16_d128,
             attention_prefill_bf16_d256,
         ],
+        _ => &[],
     }
 }
 
 /// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of prefill.
 pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
-    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-        let mut instances = instances(dtype).into_iter();
+    for (dtype, shared_bytes) in [
+        (Dtype::F32, prefill::shared_bytes::<f32> as fn(usize, usize) -> usize),
+        (Dtype::F16, prefill::shared_bytes::<f16>),
+        (Dtype::BF16, prefill::shared_bytes::<bf16>),
+    ] {
+        let mut instances = instances(dtype).iter();
         if let Some(instance) = instances.find(|instance| instance.symbol() == symbol) {
-            let (rows, panels) = (instance.rows(), instance.panels());
-            return Some(match dtype {
-                Dtype::F32 => prefill::shared_bytes::<f32>(rows, panels),
-                Dtype::F16 => prefill::shared_bytes::<f16>(rows, panels),
-                Dtype::Bf16 => prefill::shared_bytes::<bf16>(rows, panels),
-            });
+            return Some(shared_bytes(instance.rows(), instance.panels()));
         }
     }
     sm90::dynamic_shared_bytes(symbol)

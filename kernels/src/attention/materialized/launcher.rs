@@ -3,7 +3,7 @@
 use super::{MAX_HEAD_DIM, MIN_KEY_LANES, NUM_THREADS, VEC_ELEMS};
 use super::{attention_scores, attention_softmax, attention_values};
 use crate::Rows;
-use crate::element::{Dtype, Number};
+use crate::element::Number;
 use crate::operand::{is_aligned, untyped};
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -57,11 +57,7 @@ struct Args {
 /// The instance of `E`.
 macro_rules! instance {
     ($kernel:ident, $f32:ident, $f16:ident, $bf16:ident, $E:ty) => {
-        match <$E>::DTYPE {
-            Dtype::F32 => $kernel::Instance::$f32,
-            Dtype::F16 => $kernel::Instance::$f16,
-            Dtype::Bf16 => $kernel::Instance::$bf16,
-        }
+        <$E>::choose([$kernel::Instance::$f32, $kernel::Instance::$f16, $kernel::Instance::$bf16])
     };
 }
 

@@ -50,7 +50,7 @@ impl Attention {
         !self.batch_invariant
             && gpu.target == Target::Sm90a
             && blocks <= gpu.num_sms
-            && dtype != Dtype::F32
+            && dtype.is_half()
             && self.head_dim == HEAD_DIM as usize
             && self.softmax_scale > 0.0
     }
@@ -66,8 +66,8 @@ impl Attention {
         let args = self.args(operands)?;
         let (instance, shared_bytes) = match E::DTYPE {
             Dtype::F16 => (attention_prefill_cluster_f16_d64, shared_bytes::<Halves<f16>>()),
-            Dtype::Bf16 => (attention_prefill_cluster_bf16_d64, shared_bytes::<Halves<bf16>>()),
-            Dtype::F32 => return Err(self.head_dim_error()),
+            Dtype::BF16 => (attention_prefill_cluster_bf16_d64, shared_bytes::<Halves<bf16>>()),
+            _ => return Err(self.head_dim_error()),
         };
         let geometry = self.cluster_geometry(gpu, Halves::<f16>::NUM_THREADS, shared_bytes)?;
         Ok(geometry.map(|geometry| {

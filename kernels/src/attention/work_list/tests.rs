@@ -5,7 +5,7 @@ use crate::gemm::Target;
 use std::collections::{HashMap, HashSet};
 
 const GPUS: [Gpu; 2] = [Gpu::HOPPER, Gpu { target: Target::Sm80, ..Gpu::HOPPER }];
-const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
 /// Four query heads of 64 columns over two KV heads.
 const ATTENTION: Attention = Attention {
@@ -162,7 +162,7 @@ fn the_longest_items_come_first_and_the_heads_of_a_tile_together() {
         let parts = items(&attention, gpu, dtype, &seqs);
         assert!(parts.is_sorted_by_key(|item| Reverse(item.num_pages().div_ceil(2))), "{parts:?}");
         let block_m = attention.block_m(gpu, dtype) as u32;
-        let items = attention.tiles(block_m, dtype.bytes(), &seqs);
+        let items = attention.tiles(block_m, dtype.block_bytes(), &seqs);
         assert!(items.is_sorted_by_key(|item| Reverse(item.num_pages())), "{items:?}");
         for tile in items.chunks(attention.num_heads) {
             assert!(tile.iter().all(|item| item.first_token == tile[0].first_token));

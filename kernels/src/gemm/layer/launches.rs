@@ -1,9 +1,8 @@
 //! The launches of a layer.
 
-use super::segments::gated_format;
-use super::{Input, Layer, Schedule, Segment, TILE_ROWS, Weight};
+use super::segments::{TILE_ROWS, gated_format};
+use super::{Input, Layer, Schedule, Segment, Weight};
 use crate::Rows;
-use crate::element::Dtype;
 use crate::gemm::fp8::dequantise::DequantiseFp8;
 use crate::gemm::fp8::{
     Fp8Accumulate, LinearFp8, LinearFp8Operands, LinearFp8Small, LinearFp8SmallOperands,
@@ -19,6 +18,7 @@ use crate::tile::element::Operand16;
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
+use gpu_types::Dtype;
 use half::{bf16, f16};
 
 /// The operands of a [`Layer`], with memory for its `max_rows` rows.
@@ -155,9 +155,9 @@ impl Layer {
         maps: Maps<'_>,
     ) -> Result<Option<Launch>, LaunchError> {
         match self.operand {
-            Dtype::F32 => self.dense_f32(gpu, n, operands),
             Dtype::F16 => self.dense_16::<f16>(gpu, n, weight, operands, maps),
-            Dtype::Bf16 => self.dense_16::<bf16>(gpu, n, weight, operands, maps),
+            Dtype::BF16 => self.dense_16::<bf16>(gpu, n, weight, operands, maps),
+            _ => self.dense_f32(gpu, n, operands),
         }
     }
 

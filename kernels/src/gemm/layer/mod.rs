@@ -7,22 +7,19 @@ mod launches;
 mod segments;
 
 pub use launches::{Maps, Operands};
-pub use segments::{Part, Segment, TILE_ROWS, segments};
+pub use segments::{Part, Segment, segments};
 
-use super::fp8::{LinearFp8Small, SCALE_BLOCK};
+use super::fp8::LinearFp8Small;
 use super::quantised::prompt::QuantisedPrompt;
 use super::quantised::{BlockFormat, QuantisedLinear};
 use super::{Linear16, SumOrder, Summation};
-use crate::element::Dtype;
+use gpu_types::{ALIGN_BYTES, Dtype, FP8_BLOCK};
 use half::f16;
 use segments::gated_format;
 
 /// Most bytes of a dense copy: enough rows for a GEMM that fills a GPU, and few enough that some of
 /// them are read from the L2 cache.
 const MAX_DENSE_BYTES: usize = 64 << 20;
-
-/// Parts of the workspace start at multiples of this many bytes.
-const ALIGN_BYTES: usize = 256;
 
 /// `out = x * weight^T (+ bias) (+ residual)`, with what may be fused with it.
 #[derive(Clone, Debug)]
@@ -123,14 +120,14 @@ impl Layer {
         }
         match (self.schedule(), &self.weight) {
             (Schedule::Stored, _) => {
-                let is_half = matches!(self.operand, Dtype::F16 | Dtype::Bf16);
+                let is_half = self.operand.is_half();
                 let is_small = self.summation.order != SumOrder::Tiles;
                 is_half && is_small && Linear16::fuses(max_rows, k, is_normed)
             }
             (Schedule::RoundedRows, _) => !self.gated,
             (Schedule::SmallBatch, &Weight::E4m3 { in_blocks, .. }) => {
                 let has_whole_blocks =
-                    !in_blocks || self.n.is_multiple_of(SCALE_BLOCK as usize) || !self.gated;
+                    !in_blocks || self.n.is_multiple_of(FP8_BLOCK) || !self.gated;
                 has_whole_blocks && LinearFp8Small::fuses(max_rows, k, is_normed)
             }
             (Schedule::SmallBatch, Weight::Tiles(parts)) => {

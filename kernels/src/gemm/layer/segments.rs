@@ -4,7 +4,7 @@ use crate::gemm::quantised::BlockFormat;
 use half::f16;
 
 /// Rows of a tile of blocks.
-pub const TILE_ROWS: usize = 16;
+pub(super) const TILE_ROWS: usize = gpu_types::TILE_ROWS as usize;
 
 /// Rows of a weight that begin with a tile of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -114,10 +114,12 @@ mod launcher {
     use super::dequantise::Instance;
     use super::{NUM_WARPS, TILE_K, TILE_ROWS, dequantise};
     use crate::Rows;
-    use crate::element::{Dtype, Half};
+    use crate::element::Half;
     use crate::gemm::quantised::BlockFormat;
+    use crate::gemm::quantised::packed::{check, instance_of};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
     use cuda_std::warp::WARP_SIZE;
+    use std::any::TypeId;
 
     /// A dense copy of a packed weight.
     #[derive(Clone, Copy, Debug)]
@@ -142,7 +144,7 @@ mod launcher {
             out: Rows<E>,
         ) -> Result<Option<Launch>, LaunchError> {
             let &Dequantise { n, k, format } = self;
-            format.check(n, k, weight)?;
+            check(format, n, k, weight)?;
             for (what, value) in
                 [("row stride", out.row_stride), ("address", out.ptr.0 as usize / 2)]
             {
@@ -157,27 +159,9 @@ mod launcher {
             let (n, k, out_stride) = (arg_u32("n", n)?, arg_u32("k", k)?, out.stride_arg()?);
             let args =
                 dequantise::Args { n, k, weight, out: DevicePtr::new(out.ptr.0), out_stride };
-            let instance = instance(format, E::DTYPE == Dtype::Bf16);
+            let is_it = |i: Instance| i.e() == TypeId::of::<E>();
+            let instance = instance_of(format, Instance::ALL, Instance::f, is_it)?;
             Ok(geometry.map(|geometry| args.launch(instance, geometry)))
         }
-    }
-
-    fn instance(format: BlockFormat, is_bf16: bool) -> Instance {
-        use Instance::*;
-        let [f16, bf16] = match format {
-            BlockFormat::Q4_0 => [dequantise_q4_0_f16, dequantise_q4_0_bf16],
-            BlockFormat::Q4_1 => [dequantise_q4_1_f16, dequantise_q4_1_bf16],
-            BlockFormat::Q5_0 => [dequantise_q5_0_f16, dequantise_q5_0_bf16],
-            BlockFormat::Q5_1 => [dequantise_q5_1_f16, dequantise_q5_1_bf16],
-            BlockFormat::Q8_0 => [dequantise_q8_0_f16, dequantise_q8_0_bf16],
-            BlockFormat::Q2_K => [dequantise_q2_k_f16, dequantise_q2_k_bf16],
-            BlockFormat::Q3_K => [dequantise_q3_k_f16, dequantise_q3_k_bf16],
-            BlockFormat::Q4_K => [dequantise_q4_k_f16, dequantise_q4_k_bf16],
-            BlockFormat::Q5_K => [dequantise_q5_k_f16, dequantise_q5_k_bf16],
-            BlockFormat::Q6_K => [dequantise_q6_k_f16, dequantise_q6_k_bf16],
-            BlockFormat::IQ4_XS => [dequantise_iq4_xs_f16, dequantise_iq4_xs_bf16],
-            BlockFormat::MXFP4 => [dequantise_mxfp4_f16, dequantise_mxfp4_bf16],
-        };
-        if is_bf16 { bf16 } else { f16 }
     }
 }

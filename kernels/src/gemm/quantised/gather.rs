@@ -92,6 +92,7 @@ mod launcher {
     use super::{NUM_WARPS, TILE_K, gather_quantised};
     use crate::Rows;
     use crate::gemm::quantised::BlockFormat;
+    use crate::gemm::quantised::packed::{check, instance_of};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
     use cuda_std::warp::WARP_SIZE;
 
@@ -123,7 +124,7 @@ mod launcher {
             out: Rows<f32>,
         ) -> Result<Option<Launch>, LaunchError> {
             let &GatherQuantised { max_rows, n, k, format } = self;
-            format.check(n, k, weight)?;
+            check(format, n, k, weight)?;
             if !out.is_aligned() {
                 let (what, value) = ("row stride", out.row_stride);
                 let expected = "rows of out that are 16-byte aligned";
@@ -135,24 +136,8 @@ mod launcher {
             let (k, out_stride) = (arg_u32("k", k)?, out.stride_arg()?);
             let args =
                 gather_quantised::Args { num_rows, indices, k, weight, out: out.ptr, out_stride };
-            Ok(geometry.map(|geometry| args.launch(instance(format), geometry)))
-        }
-    }
-
-    fn instance(format: BlockFormat) -> Instance {
-        match format {
-            BlockFormat::Q4_0 => Instance::gather_q4_0,
-            BlockFormat::Q4_1 => Instance::gather_q4_1,
-            BlockFormat::Q5_0 => Instance::gather_q5_0,
-            BlockFormat::Q5_1 => Instance::gather_q5_1,
-            BlockFormat::Q8_0 => Instance::gather_q8_0,
-            BlockFormat::Q2_K => Instance::gather_q2_k,
-            BlockFormat::Q3_K => Instance::gather_q3_k,
-            BlockFormat::Q4_K => Instance::gather_q4_k,
-            BlockFormat::Q5_K => Instance::gather_q5_k,
-            BlockFormat::Q6_K => Instance::gather_q6_k,
-            BlockFormat::IQ4_XS => Instance::gather_iq4_xs,
-            BlockFormat::MXFP4 => Instance::gather_mxfp4,
+            let instance = instance_of(format, Instance::ALL, Instance::f, |_| true)?;
+            Ok(geometry.map(|geometry| args.launch(instance, geometry)))
         }
     }
 }

@@ -6,6 +6,7 @@ use super::format::{
 };
 use super::gemm_f16_quantised::Instance;
 use super::input::{TILE_M, shared_bytes};
+use super::packed::{check, instance_of, with_format};
 use super::ring::Ring;
 use super::{BlockFormat, NUM_THREADS, NUM_WARPS, gemm_f16_quantised};
 use crate::Rows;
@@ -106,8 +107,10 @@ impl QuantisedLinear {
     /// [`MAX_FUSED_ROWS`] rows that fit into shared memory at once.
     pub fn fuses_norm(&self) -> bool {
         let fits = |target| {
-            let (chunk_tiles, _) = self.chunk(self.instance(target), Gpu { target, ..Gpu::HOPPER });
-            chunk_tiles as usize == self.k.div_ceil(TILE_K as usize)
+            self.instance(target).is_ok_and(|instance| {
+                let (chunk_tiles, _) = self.chunk(instance, Gpu { target, ..Gpu::HOPPER });
+                chunk_tiles as usize == self.k.div_ceil(TILE_K as usize)
+            })
         };
         self.max_rows <= MAX_FUSED_ROWS
             && fits(Target::Sm80)
@@ -149,7 +152,7 @@ impl QuantisedLinear {
 
     /// The launch with x in shared memory.
     fn launch_staged(&self, gpu: Gpu, args: &Args) -> Result<Option<Launch>, LaunchError> {
-        let instance = self.instance(gpu.target);
+        let instance = self.instance(gpu.target)?;
         let row_tiles = self.n.div_ceil(TILE_ROWS as usize);
         let grid = [row_tiles.min(gpu.num_sms), self.max_rows.min(1), 1];
         let (chunk_tiles, shared_bytes) = self.chunk(instance, gpu);
@@ -189,7 +192,7 @@ impl QuantisedLinear {
         if self.k == 0 {
             return refuse("k", 0, "at least one block");
         }
-        self.format.check(self.n.saturating_mul(num_parts(self.gated)), self.k, *weight)?;
+        check(self.format, self.n.saturating_mul(num_parts(self.gated)), self.k, *weight)?;
         let (is_aligned, stride) = match x {
             Input16::Half(x) => (x.is_aligned(), x.row_stride),
             Input16::Normed { x, weight, .. } => {
@@ -210,26 +213,11 @@ impl QuantisedLinear {
     }
 
     /// The instance: with a ring in shared memory, where there is enough of it.
-    fn instance(&self, target: Target) -> Instance {
-        use Instance::*;
-        let [ring_m8, m16] = match self.format {
-            BlockFormat::Q4_0 => [gemm_f16_ring_q4_0_m8, gemm_f16_q4_0_m16],
-            BlockFormat::Q4_1 => [gemm_f16_ring_q4_1_m8, gemm_f16_q4_1_m16],
-            BlockFormat::Q5_0 => [gemm_f16_ring_q5_0_m8, gemm_f16_q5_0_m16],
-            BlockFormat::Q5_1 => [gemm_f16_ring_q5_1_m8, gemm_f16_q5_1_m16],
-            BlockFormat::Q8_0 => [gemm_f16_ring_q8_0_m8, gemm_f16_q8_0_m16],
-            BlockFormat::Q2_K => [gemm_f16_ring_q2_k_m8, gemm_f16_q2_k_m16],
-            BlockFormat::Q3_K => [gemm_f16_ring_q3_k_m8, gemm_f16_q3_k_m16],
-            BlockFormat::Q4_K => [gemm_f16_q4_k_m16; 2],
-            BlockFormat::Q5_K => [gemm_f16_q5_k_m16; 2],
-            BlockFormat::Q6_K => [gemm_f16_q6_k_m16; 2],
-            BlockFormat::IQ4_XS => [gemm_f16_ring_iq4_xs_m8, gemm_f16_iq4_xs_m16],
-            BlockFormat::MXFP4 => [gemm_f16_ring_mxfp4_m8, gemm_f16_mxfp4_m16],
-        };
-        match target {
-            Target::Sm90a if self.max_rows <= TILE_M as usize => ring_m8,
-            _ => m16,
-        }
+    fn instance(&self, target: Target) -> Result<Instance, LaunchError> {
+        let has_room = target == Target::Sm90a && self.max_rows <= TILE_M as usize;
+        let find =
+            |ring| instance_of(self.format, Instance::ALL, Instance::f, |i| i.ring() == ring);
+        find(has_room).or_else(|_| find(false))
     }
 
     /// Warps that split k: as many as give the busiest warp the fewest tiles. They decide the order
@@ -279,19 +267,6 @@ fn shared_bytes_of(
         let ring = if ring { Ring::bytes::<F>(NUM_WARPS) } else { 0 };
         ring + shared_bytes::<F>(tiles_m, max_rows, num_tiles)
     }
-    let of = match format {
-        BlockFormat::Q4_0 => of::<Symmetric<0>>,
-        BlockFormat::Q4_1 => of::<Affine<0>>,
-        BlockFormat::Q5_0 => of::<Symmetric<1>>,
-        BlockFormat::Q5_1 => of::<Affine<1>>,
-        BlockFormat::Q8_0 => of::<Q80>,
-        BlockFormat::Q2_K => of::<Q2K>,
-        BlockFormat::Q3_K => of::<Q3K>,
-        BlockFormat::Q4_K => of::<SixBit<0>>,
-        BlockFormat::Q5_K => of::<SixBit<1>>,
-        BlockFormat::Q6_K => of::<Q6K>,
-        BlockFormat::IQ4_XS => of::<IQ4XS>,
-        BlockFormat::MXFP4 => of::<MXFP4>,
-    };
-    of(ring, tiles_m, max_rows, num_tiles)
+    let bytes = with_format!(format, F => of::<F>(ring, tiles_m, max_rows, num_tiles));
+    bytes.expect("it has an instance")
 }

@@ -34,9 +34,11 @@ mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
 mod packed;
 #[cfg(not(target_arch = "nvptx64"))]
+pub use gpu_types::BlockFormat;
+#[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{QuantisedLinear, QuantisedOperands};
 #[cfg(not(target_arch = "nvptx64"))]
-pub use packed::BlockFormat;
+pub use packed::pack;
 
 use cuda_std::prelude::*;
 use epilogue::{Epilogue, Outputs, Terms, num_partials, store_partials};

@@ -1,11 +1,11 @@
 //! Blocks of the formats, and their elements by ggml's definitions.
 
 use half::f16;
-use kernels::gemm::quantised::BlockFormat;
+use kernels::gemm::quantised::{self, BlockFormat};
 
 /// The formats in blocks of `elems` elements.
 pub fn in_blocks_of(elems: usize) -> impl Iterator<Item = BlockFormat> + Clone {
-    BlockFormat::ALL.into_iter().filter(move |format| format.block_elems() == elems)
+    BlockFormat::tiled().filter(move |format| format.block_elems() == elems)
 }
 
 /// Random rows of `k` elements as the file has them; each factor of a block is `factor` of a
@@ -131,6 +131,7 @@ fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
             let sign = if nibble < 8 { 1.0 } else { -1.0 };
             sign * E2M1[nibble % 8] * f64::from(i32::from(block[0]) - 127).exp2()
         }
+        _ => unreachable!("{format:?} has no tiles"),
     }
 }
 
@@ -139,6 +140,6 @@ pub fn pack(format: BlockFormat, [rows, k]: [usize; 2], stored: &[u8]) -> Vec<u8
     let mut packed = vec![0; format.packed_bytes(rows, k).unwrap()];
     let stored_tiles = stored.chunks(16 * stored.len() / rows);
     let tiles = packed.chunks_exact_mut(format.row_tile_bytes(k).unwrap());
-    tiles.zip(stored_tiles).for_each(|(out, stored)| format.pack(k, stored, out));
+    tiles.zip(stored_tiles).for_each(|(out, stored)| quantised::pack(format, k, stored, out));
     packed
 }

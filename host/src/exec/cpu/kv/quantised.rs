@@ -14,16 +14,11 @@
 
 use crate::exec::{ExecError, host_memory};
 use crate::plan::{CacheType, PAGE_SIZE};
-use cuda_std::E4m3;
+use gpu_types::E4m3;
 use half::f16;
 use std::borrow::Cow;
 use std::f32::consts::FRAC_1_SQRT_2;
 use std::ops::Range;
-use std::sync::LazyLock;
-
-/// The number of each code of E4M3.
-static E4M3: LazyLock<[f32; 256]> =
-    LazyLock::new(|| std::array::from_fn(|code| E4m3::from_bits(code as u8).to_f32()));
 
 /// Pages of a head, as [`KvLayout`](crate::plan::KvLayout) says.
 pub struct QuantisedPool {
@@ -44,7 +39,7 @@ impl QuantisedPool {
         head_dim: usize,
         num_pages: usize,
     ) -> Result<Self, ExecError> {
-        let page_bytes = PAGE_SIZE * cache_type.row_bytes(head_dim);
+        let page_bytes = PAGE_SIZE * cache_type.row_bytes(head_dim as u32) as usize;
         let len = num_pages.saturating_mul(page_bytes);
         let mut bytes = host_memory::zeroed("CPU", "the KV cache", len)?;
         if cfg!(debug_assertions) {
@@ -62,12 +57,13 @@ impl QuantisedPool {
 
     /// Bytes of quants and of scales of a page of a head.
     fn part_bytes(&self) -> [usize; 2] {
-        let row = [self.cache_type.quant_bytes(self.head_dim), 2 * self.num_scales()];
+        let row =
+            [self.cache_type.quant_bytes(self.head_dim as u32) as usize, 2 * self.num_scales()];
         row.map(|bytes| PAGE_SIZE * bytes)
     }
 
     fn num_scales(&self) -> usize {
-        self.cache_type.num_scales(self.head_dim)
+        self.cache_type.num_scales(self.head_dim as u32) as usize
     }
 
     /// Elements that share a scale.
@@ -139,7 +135,7 @@ fn quantise(cache_type: CacheType, values: &[f32], quants: &mut [u8]) -> f16 {
     let largest = largest(values);
     let scale = f16::from_f32(match cache_type {
         CacheType::Q4_0 => largest / -8.0,
-        CacheType::Fp8 => largest.abs() / 448.0,
+        CacheType::Fp8 => largest.abs() / E4m3::MAX,
         _ => largest.abs() / 127.0,
     });
     let inverse = if scale.to_f32() == 0.0 { 0.0 } else { 1.0 / scale.to_f32() };
@@ -180,10 +176,9 @@ fn dequantise(cache_type: CacheType, quants: &[u8], scale: f32, values: &mut [f3
             }
         }
         CacheType::Fp8 => {
-            let e4m3 = &*E4M3;
             let len = values.len();
             for (column, value) in values.iter_mut().enumerate() {
-                *value = scale * e4m3[usize::from(quants[byte(column, len)])];
+                *value = scale * E4m3::from_bits(quants[byte(column, len)]).to_f32();
             }
         }
         _ => {

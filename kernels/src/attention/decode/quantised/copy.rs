@@ -4,6 +4,7 @@ use super::super::super::tile::{Cache, PANEL_COLUMNS};
 use super::format::KvQuants;
 use super::{KEYS, SCALE_BYTES, num_scales, panel_bytes, row_bytes, vec_of};
 use crate::kv_cache::PAGE_SIZE;
+use crate::kv_cache::format::page_start;
 use core::ops::Range;
 use cuda_std::prelude::*;
 
@@ -48,7 +49,7 @@ pub unsafe fn copy_keys<F: KvQuants, const PANELS: usize>(
     keys: &Range<u32>,
 ) {
     let &Cache { num_kv_heads, kv_head, head_dim, .. } = cache;
-    let start = F::FORMAT.page_start(page, kv_head, num_kv_heads, head_dim);
+    let start = page_start(F::FORMAT, page, kv_head, num_kv_heads, head_dim);
     let (page, page_row) = (pool.wrapping_add(start), first % PAGE_SIZE);
     let quant_bytes = F::FORMAT.quant_bytes(head_dim);
     let scales = page.wrapping_add((PAGE_SIZE * quant_bytes + 2 * page_row) as usize);

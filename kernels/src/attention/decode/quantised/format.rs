@@ -1,6 +1,6 @@
 //! Quants as numbers in f16, for fragments of an MMA.
 
-use crate::kv_cache::KvFormat;
+use crate::kv_cache::CacheType;
 use cuda_std::prelude::*;
 use cuda_std::{E4m3x2, F16x2, f16x2};
 
@@ -11,7 +11,7 @@ use cuda_std::{E4m3x2, F16x2, f16x2};
 pub trait KvQuants: Copy {
     /// The format.
     #[doc(hidden)]
-    const FORMAT: KvFormat;
+    const FORMAT: CacheType;
     /// Bits of a quant.
     #[doc(hidden)]
     const BITS: u32;
@@ -60,7 +60,7 @@ const MAGIC: u32 = 0x6400_6400;
 const SUBNORMAL_EXPONENT: u32 = 24;
 
 impl KvQuants for Q8 {
-    const FORMAT: KvFormat = KvFormat::Q8_0;
+    const FORMAT: CacheType = CacheType::Q8_0;
     const BITS: u32 = 8;
     const K_EXPONENT: u32 = SUBNORMAL_EXPONENT;
     const K_BIAS: u16 = 0x8080;
@@ -102,7 +102,7 @@ fn e4m3_in_place(word: u32, index: u32) -> u32 {
 }
 
 impl KvQuants for Fp8 {
-    const FORMAT: KvFormat = KvFormat::Fp8;
+    const FORMAT: CacheType = CacheType::Fp8;
     const BITS: u32 = 8;
     const K_EXPONENT: u32 = E4M3_EXPONENT;
     const K_BIAS: u16 = 0;
@@ -126,7 +126,7 @@ impl KvQuants for Fp8 {
 }
 
 impl KvQuants for Q4 {
-    const FORMAT: KvFormat = KvFormat::Q4_0;
+    const FORMAT: CacheType = CacheType::Q4_0;
     const BITS: u32 = 4;
     const K_EXPONENT: u32 = SUBNORMAL_EXPONENT;
     const K_BIAS: u16 = 0x8008;

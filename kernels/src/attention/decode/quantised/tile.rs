@@ -223,7 +223,7 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> Warp
         unsafe {
             let scales = scales_of_rows::<K, PANELS>(smem_k);
             unroll!(panel in 0..PANELS, {
-                if K::FORMAT.has_scale_of_block() && panel != 0 {
+                if K::FORMAT.has_block_scales() && panel != 0 {
                     products = [[0.0; 4]; ROW_TILES];
                 }
                 let rows = smem_k.offset(panel as u32 * const { panel_bytes::<K>() / 2 });
@@ -254,7 +254,7 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> Warp
                         }
                     });
                 });
-                if K::FORMAT.has_scale_of_block() || panel == PANELS - 1 {
+                if K::FORMAT.has_block_scales() || panel == PANELS - 1 {
                     unroll!(row_tile in 0..2, {
                         if row_tile < ROW_TILES {
                             let bias = self.k_bias[panel][row_tile];
@@ -327,7 +327,7 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> Warp
         unsafe {
             let scales = scales_of_pairs::<V, PANELS>(smem_v);
             unroll!(panel in 0..PANELS, {
-                if V::FORMAT.has_scale_of_block() || panel == 0 {
+                if V::FORMAT.has_block_scales() || panel == 0 {
                     unroll!(row_tile in 0..2, {
                         if row_tile < ROW_TILES {
                             unroll!(keys in 0..2, {

@@ -23,15 +23,7 @@ pub use tile::{Tile, TilePtr, Tiles};
 pub use two_bits::{Q2K, Q3K};
 
 use cuda_std::prelude::*;
-
-/// Rows of a tile.
-pub const TILE_ROWS: u32 = 16;
-
-/// Elements of a tile along k.
-pub const TILE_K: u32 = 256;
-
-/// Elements of a unit along k.
-pub const UNIT_K: u32 = 64;
+pub use gpu_types::{TILE_K, TILE_ROWS, UNIT_K};
 
 /// Units of a tile.
 pub const TILE_UNITS: usize = (TILE_K / UNIT_K) as usize;

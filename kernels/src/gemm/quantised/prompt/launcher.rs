@@ -9,6 +9,7 @@ use super::{BLOCK_COLUMNS, MMA_THREADS, num_rows_of};
 use crate::Rows;
 use crate::gemm::problem::{Terms, tensor_map};
 use crate::gemm::quantised::format::{TILE_K, UNIT_K};
+use crate::gemm::quantised::packed::{check, instance_of};
 use crate::gemm::quantised::{BlockFormat, QuantisedOperands};
 use crate::gemm::{Gpu, Input16, Out16, SumOrder, Target};
 use crate::silu_mul::num_parts;
@@ -101,7 +102,7 @@ impl QuantisedPrompt {
         args: &Args,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
-        let instance = self.instance(num_sms);
+        let instance = self.instance(num_sms)?;
         let box_rows = num_rows_of(instance.regs()) as usize;
         let (row_tiles, num_tiles) = self.tiles(box_rows);
         let grid = [num_tiles.saturating_mul(instance.split_k() as usize), 1, 1];
@@ -134,6 +135,8 @@ impl QuantisedPrompt {
         let (num_threads, shared_bytes) = (MMA_THREADS as usize, mma::SHARED_BYTES as usize);
         let geometry = Geometry::new([num_tiles, 1, 1], num_threads, shared_bytes)?;
         let x_stride = x.stride_arg()?;
+        let all = gemm_f16_prompt_mma::Instance::ALL;
+        let instance = instance_of(self.format, all, gemm_f16_prompt_mma::Instance::f, |_| true)?;
         Ok(geometry.map(|geometry| {
             gemm_f16_prompt_mma::Args {
                 num_rows: args.num_rows,
@@ -151,7 +154,7 @@ impl QuantisedPrompt {
                 out_f32: args.out_f32,
                 out_stride: args.out_stride,
             }
-            .launch(self.mma_instance(), geometry)
+            .launch(instance, geometry)
         }))
     }
 
@@ -162,7 +165,7 @@ impl QuantisedPrompt {
         if self.k == 0 {
             return refuse("k", 0, "at least one block");
         }
-        self.format.check(self.n.saturating_mul(num_parts(self.gated)), self.k, weight)?;
+        check(self.format, self.n.saturating_mul(num_parts(self.gated)), self.k, weight)?;
         let Input16::Half(x) = x else {
             return refuse("norms", 1, "none for a prompt");
         };
@@ -184,7 +187,7 @@ impl QuantisedPrompt {
     }
 
     /// The instance for Hopper under which the busiest SM ends first, if the order is free.
-    fn instance(&self, num_sms: usize) -> Instance {
+    fn instance(&self, num_sms: usize) -> Result<Instance, LaunchError> {
         let clocks = |instance: &Instance| {
             let block_rows = num_rows_of(instance.regs()) as usize;
             let (_, num_tiles) = self.tiles(block_rows);
@@ -193,49 +196,17 @@ impl QuantisedPrompt {
             let k_tiles = self.k.div_ceil(TILE_K as usize).div_ceil(instance.split_k() as usize);
             waves.saturating_mul(fixed + of_tile * k_tiles)
         };
-        let [tiles, small_batch] = self.instances();
-        match self.order {
+        let [tiles, small_batch] = [self.split_instance(1)?, self.split_instance(2)?];
+        Ok(match self.order {
             SumOrder::Fastest if clocks(&small_batch) < clocks(&tiles) => small_batch,
             SumOrder::Fastest | SumOrder::Tiles => tiles,
             SumOrder::SmallBatch => small_batch,
-        }
+        })
     }
 
-    /// The instances of the format.
-    fn instances(&self) -> [Instance; 2] {
-        use Instance::*;
-        match self.format {
-            BlockFormat::Q4_0 => [gemm_f16_prompt_q4_0_m128, gemm_f16_prompt_q4_0_m64_split2],
-            BlockFormat::Q4_1 => [gemm_f16_prompt_q4_1_m128, gemm_f16_prompt_q4_1_m64_split2],
-            BlockFormat::Q5_0 => [gemm_f16_prompt_q5_0_m128, gemm_f16_prompt_q5_0_m64_split2],
-            BlockFormat::Q5_1 => [gemm_f16_prompt_q5_1_m128, gemm_f16_prompt_q5_1_m64_split2],
-            BlockFormat::Q8_0 => [gemm_f16_prompt_q8_0_m128, gemm_f16_prompt_q8_0_m64_split2],
-            BlockFormat::Q2_K => [gemm_f16_prompt_q2_k_m128, gemm_f16_prompt_q2_k_m64_split2],
-            BlockFormat::Q3_K => [gemm_f16_prompt_q3_k_m128, gemm_f16_prompt_q3_k_m64_split2],
-            BlockFormat::Q4_K => [gemm_f16_prompt_q4_k_m128, gemm_f16_prompt_q4_k_m64_split2],
-            BlockFormat::Q5_K => [gemm_f16_prompt_q5_k_m128, gemm_f16_prompt_q5_k_m64_split2],
-            BlockFormat::Q6_K => [gemm_f16_prompt_q6_k_m128, gemm_f16_prompt_q6_k_m64_split2],
-            BlockFormat::IQ4_XS => [gemm_f16_prompt_iq4_xs_m128, gemm_f16_prompt_iq4_xs_m64_split2],
-            BlockFormat::MXFP4 => [gemm_f16_prompt_mxfp4_m128, gemm_f16_prompt_mxfp4_m64_split2],
-        }
-    }
-
-    /// The instance for every GPU.
-    fn mma_instance(&self) -> gemm_f16_prompt_mma::Instance {
-        use gemm_f16_prompt_mma::Instance::*;
-        match self.format {
-            BlockFormat::Q4_0 => gemm_f16_prompt_mma_q4_0,
-            BlockFormat::Q4_1 => gemm_f16_prompt_mma_q4_1,
-            BlockFormat::Q5_0 => gemm_f16_prompt_mma_q5_0,
-            BlockFormat::Q5_1 => gemm_f16_prompt_mma_q5_1,
-            BlockFormat::Q8_0 => gemm_f16_prompt_mma_q8_0,
-            BlockFormat::Q2_K => gemm_f16_prompt_mma_q2_k,
-            BlockFormat::Q3_K => gemm_f16_prompt_mma_q3_k,
-            BlockFormat::Q4_K => gemm_f16_prompt_mma_q4_k,
-            BlockFormat::Q5_K => gemm_f16_prompt_mma_q5_k,
-            BlockFormat::Q6_K => gemm_f16_prompt_mma_q6_k,
-            BlockFormat::IQ4_XS => gemm_f16_prompt_mma_iq4_xs,
-            BlockFormat::MXFP4 => gemm_f16_prompt_mma_mxfp4,
-        }
+    /// The instance of the format that splits k into `split_k`.
+    fn split_instance(&self, split_k: u32) -> Result<Instance, LaunchError> {
+        let is_it = |i: Instance| i.split_k() == split_k;
+        instance_of(self.format, Instance::ALL, Instance::f, is_it)
     }
 }

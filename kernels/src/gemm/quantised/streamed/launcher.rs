@@ -7,7 +7,8 @@ use super::ring::Ring;
 use crate::gemm::quantised::format::{TILE_K, TILE_ROWS};
 use crate::gemm::quantised::input::TILE_M;
 use crate::gemm::quantised::launcher::Args;
-use crate::gemm::quantised::{BlockFormat, NUM_THREADS, NUM_WARPS, QuantisedLinear};
+use crate::gemm::quantised::packed::instance_of;
+use crate::gemm::quantised::{NUM_THREADS, NUM_WARPS, QuantisedLinear};
 use crate::silu_mul::num_parts;
 use cuda_std::launch::{Geometry, Launch, LaunchError, arg_u32};
 
@@ -74,14 +75,9 @@ impl QuantisedLinear {
 
     /// The instance, if the format has one: there are no registers for the scales of blocks of 32.
     pub(in crate::gemm::quantised) fn streamed_instance(&self) -> Option<Instance> {
-        use Instance::*;
-        let [m8, m16] = match self.format {
-            BlockFormat::Q4_K => [gemm_f16_streamed_q4_k_m8, gemm_f16_streamed_q4_k_m16],
-            BlockFormat::Q5_K => [gemm_f16_streamed_q5_k_m8, gemm_f16_streamed_q5_k_m16],
-            BlockFormat::Q6_K => [gemm_f16_streamed_q6_k_m8, gemm_f16_streamed_q6_k_m16],
-            _ => return None,
-        };
-        Some(if self.max_rows <= TILE_M as usize { m8 } else { m16 })
+        let tiles_m = if self.max_rows <= TILE_M as usize { 1 } else { 2 };
+        let is_it = |i: Instance| i.tiles_m() == tiles_m;
+        instance_of(self.format, Instance::ALL, Instance::f, is_it).ok()
     }
 
     /// Whether it has a fused norm: where a warp has one tile along k.
@@ -108,7 +104,7 @@ impl QuantisedLinear {
 
     /// Bytes of shared memory besides the partial sums.
     fn fixed_bytes(&self, tiles_m: usize, max_rows: u32) -> u32 {
-        let [scale_bytes, unit_bytes] = self.format.tile_bytes();
+        let [scale_bytes, unit_bytes] = self.format.tile_bytes().expect("it has an instance");
         let rings = NUM_WARPS * Ring::bytes((scale_bytes + 4 * unit_bytes) as u32);
         rings + input::shared_bytes(tiles_m, max_rows) + TERMS_BYTES + input::SQUARE_SUMS_BYTES
     }

@@ -63,8 +63,8 @@ pub enum LaunchError {
     },
 }
 
-impl std::fmt::Display for LaunchError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl core::fmt::Display for LaunchError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             LaunchError::Grid { axis, blocks, limit } => {
                 write!(f, "a grid of {blocks} blocks in {axis}: at most {limit} can be launched")
@@ -76,4 +76,4 @@ impl std::fmt::Display for LaunchError {
     }
 }
 
-impl std::error::Error for LaunchError {}
+impl core::error::Error for LaunchError {}

@@ -1,0 +1,26 @@
+//! The nouns that kernels, their emulator and the host share, each once: no code of the device, and
+//! no operating system.
+#![cfg_attr(not(test), no_std)]
+
+mod accumulate;
+mod block_format;
+mod cache;
+mod dtype;
+mod fp8;
+mod geometry;
+mod target;
+
+pub use accumulate::Accumulate;
+pub use block_format::{BlockFacts, BlockFormat, OnGpu, TILE_K, TILE_ROWS, TileLayout, UNIT_K};
+pub use cache::CacheType;
+pub use dtype::{Dtype, FP8_BLOCK};
+pub use fp8::{E4m3, E5m2};
+pub use geometry::{Geometry, LaunchError};
+pub use target::Target;
+
+/// Positions in a page of the KV cache.
+pub const PAGE_SIZE: u32 = 64;
+
+/// Buffers in a device's memory, and what is laid out in one, start at multiples of this many bytes,
+/// as `cuMemAlloc`'s do: whole sectors, and any alignment that a vector load or a tensor map needs.
+pub const ALIGN_BYTES: usize = 256;
