@@ -84,7 +84,7 @@ mod unroll;
 pub mod warp;
 pub mod wgmma;
 
-pub use cuda_std_macros::kernel;
+pub use cuda_std_macros::{instance_set, kernel};
 pub use element::Element;
 pub use global::{Global, GlobalMut};
 pub use gpu_types::{E4m3, E5m2};

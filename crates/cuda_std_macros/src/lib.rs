@@ -1,5 +1,6 @@
 //! The macros of `cuda_std`: `#[kernel]` and `shared_array!`. Use them through `cuda_std`.
 
+mod instance_set;
 mod kernel;
 mod shared_array;
 
@@ -52,6 +53,10 @@ use proc_macro::TokenStream;
 /// )
 /// ```
 ///
+/// Values that several kernels have are a set, [`instance_set!`]: `E in HALVES`
+/// instead of the list. `except(gemm_f16_64x64, ..)` at the end of the list
+/// leaves instances out.
+///
 /// Three more options; `cluster` requires `target`, and its shape may depend on generic arguments:
 ///
 /// ```text
@@ -68,6 +73,23 @@ use proc_macro::TokenStream;
 #[proc_macro_attribute]
 pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attr.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+/// A set of values that a variable of several kernels' instances has, each with its text in symbols:
+///
+/// ```text
+/// instance_set! {
+///     /// The 16-bit floats.
+///     pub(crate) HALVES = [f16, bf16 as "b"];
+/// }
+/// #[kernel(launch_bounds(32), instances(E in HALVES, add_{E} = <E>))]
+/// ```
+///
+/// Types have paths that hold where kernels name the set. `HALVES! { m tokens }` is
+/// `m! { [f16, bf16 as "b"] tokens }`, for what the host needs of each value.
+#[proc_macro]
+pub fn instance_set(input: TokenStream) -> TokenStream {
+    instance_set::expand(input.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
 /// `shared_array![f32; 32]`: a view of an array in the block's static shared memory.

@@ -1,6 +1,6 @@
 //! The device's side: the PTX entries of a kernel and their attributes for `cuda_builder`.
 
-use proc_macro2::{Literal, Span, TokenStream};
+use proc_macro2::{Literal, TokenStream};
 use quote::{format_ident, quote};
 use syn::{GenericArgument, GenericParam, Ident, ItemFn};
 
@@ -11,7 +11,7 @@ use super::instances::Instance;
 /// The `ptx-kernel` entries, their attributes for `cuda_builder`, and a check of the bounds for
 /// host and device.
 pub fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> TokenStream {
-    let family = family();
+    let family = family(function);
     let entry = |symbol: &Ident, generic_args: &[GenericArgument]| {
         let module = module(symbol);
         let bindings = bindings(function, generic_args);
@@ -50,8 +50,8 @@ pub fn module(symbol: &Ident) -> Ident {
 
 /// The path component under `src` of the kernel's file: `gemm` for `src/gemm/f32.rs`. For a file
 /// outside of a `src`, the file's name.
-fn family() -> String {
-    let file = Span::call_site().unwrap().file();
+fn family(function: &ItemFn) -> String {
+    let file = function.sig.ident.span().unwrap().file();
     let path = file
         .rsplit_once("src/")
         .map_or_else(|| file.rsplit('/').next().unwrap_or_default(), |(_, under_src)| under_src);

@@ -19,6 +19,14 @@ pub fn parse(input: ParseStream<'_>) -> Result<Vec<Instance>> {
         match line {
             Line::Variable(variable) => variables.push(variable),
             Line::Template(template) => template.expand(&variables, &[], &mut instances)?,
+            Line::Except(symbols) => {
+                for symbol in symbols {
+                    let place = instances.iter().position(|instance| instance.symbol == symbol);
+                    let missing =
+                        || Error::new(symbol.span(), "no instance before has this symbol");
+                    instances.remove(place.ok_or_else(missing)?);
+                }
+            }
         }
     }
     Ok(instances)
@@ -27,7 +35,11 @@ pub fn parse(input: ParseStream<'_>) -> Result<Vec<Instance>> {
 enum Line {
     Variable(Variable),
     Template(Template),
+    /// `except(gemm_f16, ..)`: symbols that are left out.
+    Except(Vec<Ident>),
 }
+
+syn::custom_keyword!(except);
 
 /// `O in [E as "", f32 as "_f32"]`: generic arguments, each with its text in symbols.
 struct Variable {
@@ -61,6 +73,13 @@ impl Parse for Line {
             syn::bracketed!(content in input);
             let values = Punctuated::<Value, Token![,]>::parse_terminated(&content)?;
             return Ok(Line::Variable(Variable { name, values: values.into_iter().collect() }));
+        }
+        if input.peek2(syn::token::Paren) {
+            input.parse::<except>()?;
+            let content;
+            syn::parenthesized!(content in input);
+            let symbols = Punctuated::<Ident, Token![,]>::parse_terminated(&content)?;
+            return Ok(Line::Except(symbols.into_iter().collect()));
         }
         let (span, mut symbol) = (input.span(), Vec::new());
         while !input.peek(Token![=]) {

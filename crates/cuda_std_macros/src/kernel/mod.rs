@@ -4,6 +4,7 @@ mod attributes;
 mod entries;
 mod instances;
 mod launcher;
+mod sets;
 
 use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
@@ -14,6 +15,9 @@ use attributes::Attributes;
 
 /// The function, its device entries and its host launcher.
 pub fn expand(attr: TokenStream, item: TokenStream) -> Result<TokenStream> {
+    if let Some(expanded) = sets::expand(&attr, &item) {
+        return Ok(expanded);
+    }
     let attributes: Attributes = syn::parse2(attr)?;
     let mut function: ItemFn = syn::parse2(item)?;
     let args = check(&function, &attributes)?;
