@@ -7,8 +7,7 @@
 //! Numerics  f32, one rounding at the store.
 //! Bound     memory: the weight is read, and out written once.
 
-use super::format::{Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric};
-use super::format::{STEP_K, TILE_K, TILE_ROWS, TILE_STEPS, Tiles, UNIT_STEPS};
+use super::format::{BLOCKS, Format, STEP_K, TILE_K, TILE_ROWS, TILE_STEPS, Tiles, UNIT_STEPS};
 use super::format::{lane_group, lane_pair, quant_scale};
 use crate::element::Half;
 use cuda_std::prelude::*;
@@ -26,32 +25,7 @@ const NUM_WARPS: u32 = 8;
 #[kernel(
     launch_bounds(NUM_WARPS * warp::WARP_SIZE, 1),
     overlaps,
-    instances(
-        dequantise_q4_0_f16 = <Symmetric<0>, f16>,
-        dequantise_q4_1_f16 = <Affine<0>, f16>,
-        dequantise_q5_0_f16 = <Symmetric<1>, f16>,
-        dequantise_q5_1_f16 = <Affine<1>, f16>,
-        dequantise_q8_0_f16 = <Q80, f16>,
-        dequantise_q2_k_f16 = <Q2K, f16>,
-        dequantise_q3_k_f16 = <Q3K, f16>,
-        dequantise_q4_k_f16 = <SixBit<0>, f16>,
-        dequantise_q5_k_f16 = <SixBit<1>, f16>,
-        dequantise_q6_k_f16 = <Q6K, f16>,
-        dequantise_iq4_xs_f16 = <IQ4XS, f16>,
-        dequantise_mxfp4_f16 = <MXFP4, f16>,
-        dequantise_q4_0_bf16 = <Symmetric<0>, bf16>,
-        dequantise_q4_1_bf16 = <Affine<0>, bf16>,
-        dequantise_q5_0_bf16 = <Symmetric<1>, bf16>,
-        dequantise_q5_1_bf16 = <Affine<1>, bf16>,
-        dequantise_q8_0_bf16 = <Q80, bf16>,
-        dequantise_q2_k_bf16 = <Q2K, bf16>,
-        dequantise_q3_k_bf16 = <Q3K, bf16>,
-        dequantise_q4_k_bf16 = <SixBit<0>, bf16>,
-        dequantise_q5_k_bf16 = <SixBit<1>, bf16>,
-        dequantise_q6_k_bf16 = <Q6K, bf16>,
-        dequantise_iq4_xs_bf16 = <IQ4XS, bf16>,
-        dequantise_mxfp4_bf16 = <MXFP4, bf16>
-    )
+    instances(F in BLOCKS, E in [f16, bf16], dequantise_{F}_{E} = <F, E>)
 )]
 pub unsafe fn dequantise<F: Format, E: Half>(
     n: u32,

@@ -10,8 +10,7 @@
 //! Bound     memory: a row of tiles is read, 16 rows of the weight, and a row of out written.
 
 use super::dequantise::elements;
-use super::format::{Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric};
-use super::format::{STEP_K, TILE_K, TILE_ROWS, TILE_STEPS, Tiles, UNIT_STEPS};
+use super::format::{BLOCKS, Format, STEP_K, TILE_K, TILE_ROWS, TILE_STEPS, Tiles, UNIT_STEPS};
 use super::format::{lane_group, lane_pair};
 use cuda_std::prelude::*;
 use cuda_std::unroll;
@@ -29,20 +28,7 @@ const NUM_WARPS: u32 = 8;
 #[kernel(
     launch_bounds(NUM_WARPS * warp::WARP_SIZE, 1),
     overlaps,
-    instances(
-        gather_q4_0 = <Symmetric<0>>,
-        gather_q4_1 = <Affine<0>>,
-        gather_q5_0 = <Symmetric<1>>,
-        gather_q5_1 = <Affine<1>>,
-        gather_q8_0 = <Q80>,
-        gather_q2_k = <Q2K>,
-        gather_q3_k = <Q3K>,
-        gather_q4_k = <SixBit<0>>,
-        gather_q5_k = <SixBit<1>>,
-        gather_q6_k = <Q6K>,
-        gather_iq4_xs = <IQ4XS>,
-        gather_mxfp4 = <MXFP4>
-    )
+    instances(F in BLOCKS, gather_{F} = <F>)
 )]
 pub unsafe fn gather_quantised<F: Format>(
     num_rows: Global<u32>,

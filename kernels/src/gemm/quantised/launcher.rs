@@ -1,9 +1,7 @@
 //! The launch of a linear layer whose weight stays quantised.
 
 use super::epilogue::num_partials;
-use super::format::{
-    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS,
-};
+use super::format::{BLOCKS, Format, TILE_K, TILE_ROWS};
 use super::gemm_f16_quantised::Instance;
 use super::input::{TILE_M, shared_bytes};
 use super::packed::{check, instance_of, with_format};

@@ -42,9 +42,7 @@ pub use packed::pack;
 
 use cuda_std::prelude::*;
 use epilogue::{Epilogue, Outputs, Terms, num_partials, store_partials};
-use format::{
-    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, Tile, TilePtr, Tiles,
-};
+use format::{BLOCKS, Format, Tile, TilePtr, Tiles};
 use half::f16;
 use input::{Input, LaneInput};
 use mainloop::{Sums, multiply};
@@ -187,27 +185,11 @@ impl<F: Format, const RING: bool> TileSource<F, RING> {
     launch_bounds(NUM_THREADS, 1),
     overlaps,
     instances(
-        gemm_f16_ring_q4_0_m8 = <Symmetric<0>, 1, true>,
-        gemm_f16_ring_q4_1_m8 = <Affine<0>, 1, true>,
-        gemm_f16_ring_q5_0_m8 = <Symmetric<1>, 1, true>,
-        gemm_f16_ring_q5_1_m8 = <Affine<1>, 1, true>,
-        gemm_f16_ring_q8_0_m8 = <Q80, 1, true>,
-        gemm_f16_ring_q2_k_m8 = <Q2K, 1, true>,
-        gemm_f16_ring_q3_k_m8 = <Q3K, 1, true>,
-        gemm_f16_ring_iq4_xs_m8 = <IQ4XS, 1, true>,
-        gemm_f16_ring_mxfp4_m8 = <MXFP4, 1, true>,
-        gemm_f16_q4_0_m16 = <Symmetric<0>, 2, false>,
-        gemm_f16_q4_1_m16 = <Affine<0>, 2, false>,
-        gemm_f16_q5_0_m16 = <Symmetric<1>, 2, false>,
-        gemm_f16_q5_1_m16 = <Affine<1>, 2, false>,
-        gemm_f16_q8_0_m16 = <Q80, 2, false>,
-        gemm_f16_q2_k_m16 = <Q2K, 2, false>,
-        gemm_f16_q3_k_m16 = <Q3K, 2, false>,
-        gemm_f16_q4_k_m16 = <SixBit<0>, 2, false>,
-        gemm_f16_q5_k_m16 = <SixBit<1>, 2, false>,
-        gemm_f16_q6_k_m16 = <Q6K, 2, false>,
-        gemm_f16_iq4_xs_m16 = <IQ4XS, 2, false>,
-        gemm_f16_mxfp4_m16 = <MXFP4, 2, false>
+        F in BLOCKS,
+        gemm_f16_ring_{F}_m8 = <F, 1, true>,
+        // These are streamed.
+        except(gemm_f16_ring_q4_k_m8, gemm_f16_ring_q5_k_m8, gemm_f16_ring_q6_k_m8),
+        gemm_f16_{F}_m16 = <F, 2, false>
     )
 )]
 pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bool>(

@@ -2,12 +2,7 @@
 //!
 //! [`format`]: super::format
 
-mod quants;
-
-use super::format::{
-    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS, UNIT_K,
-    UNIT_STEPS,
-};
+use super::format::{BLOCKS, Format, TILE_K, TILE_ROWS, UNIT_K, UNIT_STEPS};
 use cuda_std::launch::{DevicePtr, LaunchError};
 use gpu_types::{BlockFormat, TileLayout};
 use std::any::TypeId;
@@ -17,21 +12,18 @@ const UNIT: usize = UNIT_K as usize;
 
 /// `$value` of `$F`, the type that reads tiles of `$format`; `None` of a format without tiles.
 macro_rules! with_format {
-    ($format:expr, $F:ident => $value:expr) => {
-        with_format!($format, $F => $value;
-            Q4_0: Symmetric<0>, Q4_1: Affine<0>, Q5_0: Symmetric<1>, Q5_1: Affine<1>, Q8_0: Q80,
-            Q2_K: Q2K, Q3_K: Q3K, Q4_K: SixBit<0>, Q5_K: SixBit<1>, Q6_K: Q6K,
-            IQ4_XS: IQ4XS, MXFP4: MXFP4)
-    };
-    ($format:expr, $F:ident => $value:expr; $($name:ident: $ty:ty),*) => {
-        match $format {
-            $(BlockFormat::$name => {
-                type $F = $ty;
-                Some($value)
-            })*
-            _ => None,
+    ([$($ty:ty as $name:literal),* $(,)?] [$format:ident, $F:ident => $value:expr]) => {
+        $(if $format as u32 == <$ty as Format>::FORMAT as u32 {
+            type $F = $ty;
+            Some($value)
+        } else)* {
+            None
         }
     };
+    ($format:expr, $F:ident => $value:expr) => {{
+        let format: BlockFormat = $format;
+        BLOCKS! { with_format [format, $F => $value] }
+    }};
 }
 
 pub(super) use with_format;
@@ -88,6 +80,8 @@ pub fn pack(format: BlockFormat, k: usize, stored: &[u8], out: &mut [u8]) {
     let [scale_bytes, unit_bytes] = format.tile_bytes().expect("it has tiles");
     let tile_bytes = scale_bytes + TILE_K as usize / UNIT * unit_bytes;
     let tile_blocks = TILE_K as usize / elems;
+    let quants_of: fn(&[u8], &mut [u8]) =
+        with_format!(format, F => F::quants as fn(&[u8], &mut [u8])).expect("it has tiles");
     for (tile, out) in out.chunks_mut(tile_bytes).enumerate() {
         let (scales, units) = out.split_at_mut(scale_bytes);
         let mut quants = [[0; TILE_K as usize]; ROWS];
@@ -95,7 +89,7 @@ pub fn pack(format: BlockFormat, k: usize, stored: &[u8], out: &mut [u8]) {
             let stored = stored.chunks_exact(block_bytes);
             for (i, block) in stored.skip(tile * tile_blocks).take(tile_blocks).enumerate() {
                 pack_scales(&layout, block, [row, i, tile_blocks], scales);
-                quants::quants(format, block, &mut quants[row][i * elems..][..elems]);
+                quants_of(block, &mut quants[row][i * elems..][..elems]);
             }
         }
         for (unit, out) in units.chunks_exact_mut(unit_bytes).enumerate() {

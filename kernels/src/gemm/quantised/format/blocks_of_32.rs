@@ -1,13 +1,17 @@
 //! Formats of blocks of 32 elements, with one scale and at most one minimum.
 
 use super::nibbles::{Nibbles, half_to_f32};
+#[cfg(not(target_arch = "nvptx64"))]
+use super::stored::{add_bits, nibbles};
 use super::{Format, Mins, ScaleRows, Source, TILE_ROWS, UNIT_K, load_rows};
 use cuda_std::prelude::*;
+use gpu_types::BlockFormat;
 
 /// Blocks of 32 elements in Q4_0 (0 high bits) or Q5_0 (1): `d * (q - 8)`, or `d * (q - 16)`.
 pub struct Symmetric<const HIGH_BITS: usize>;
 
 impl<const HIGH_BITS: usize> Format for Symmetric<HIGH_BITS> {
+    const FORMAT: BlockFormat = [BlockFormat::Q4_0, BlockFormat::Q5_0][HIGH_BITS];
     const GROUP_STEPS: usize = 2;
     const OFFSET: f32 = -((8 << HIGH_BITS) as f32);
     const MINS: Mins = Mins::None;
@@ -44,12 +48,21 @@ impl<const HIGH_BITS: usize> Format for Symmetric<HIGH_BITS> {
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
         unit.fragment(step)
     }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn quants(block: &[u8], out: &mut [u8]) {
+        nibbles(&block[2 + 4 * HIGH_BITS..], 16, out);
+        if HIGH_BITS > 0 {
+            add_bits(&block[2..6], 8, 4, out);
+        }
+    }
 }
 
 /// Blocks of 32 elements in Q4_1 (0 high bits) or Q5_1 (1): `d * q + m`.
 pub struct Affine<const HIGH_BITS: usize>;
 
 impl<const HIGH_BITS: usize> Format for Affine<HIGH_BITS> {
+    const FORMAT: BlockFormat = [BlockFormat::Q4_1, BlockFormat::Q5_1][HIGH_BITS];
     const GROUP_STEPS: usize = 2;
     const OFFSET: f32 = 0.0;
     const MINS: Mins = Mins::Floats;
@@ -88,12 +101,21 @@ impl<const HIGH_BITS: usize> Format for Affine<HIGH_BITS> {
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
         unit.fragment(step)
     }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn quants(block: &[u8], out: &mut [u8]) {
+        nibbles(&block[4 + 4 * HIGH_BITS..], 16, out);
+        if HIGH_BITS > 0 {
+            add_bits(&block[4..8], 8, 4, out);
+        }
+    }
 }
 
 /// Blocks of 32 elements in Q8_0: `d * (q - 128)`, the bytes' signs flipped.
 pub struct Q80;
 
 impl Format for Q80 {
+    const FORMAT: BlockFormat = BlockFormat::Q8_0;
     const GROUP_STEPS: usize = 2;
     const OFFSET: f32 = -128.0;
     const MINS: Mins = Mins::None;
@@ -133,5 +155,10 @@ impl Format for Q80 {
         let [upper, lower] = [0, 1].map(|row| unit[step / 2][step % 2 * 2 + row]);
         let bytes = |word: u32| word & 0x00ff_00ff;
         [bytes(upper), bytes(lower), bytes(upper >> 8), bytes(lower >> 8)]
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn quants(block: &[u8], out: &mut [u8]) {
+        out.iter_mut().zip(&block[2..]).for_each(|(out, byte)| *out = byte ^ 0x80);
     }
 }

@@ -1,10 +1,13 @@
 //! Formats of blocks of 256 elements, with scales in two levels.
 
 use super::nibbles::{Nibbles, byte_to_f32, half_to_f32};
+#[cfg(not(target_arch = "nvptx64"))]
+use super::stored::{add_bits, nibbles, pairs};
 use super::{FactoredFormat, Format, Mins, ScaleRows, Source, TILE_ROWS};
 use super::{group_elems, lane_group, lane_pair, load_rows};
 use cuda_std::F16x2;
 use cuda_std::prelude::*;
+use gpu_types::BlockFormat;
 use half::f16;
 
 /// The scales and minima of Q4_K and Q5_K: six bits each.
@@ -22,6 +25,7 @@ pub struct SixBitScales {
 pub struct SixBit<const HIGH_BITS: usize>;
 
 impl<const HIGH_BITS: usize> Format for SixBit<HIGH_BITS> {
+    const FORMAT: BlockFormat = [BlockFormat::Q4_K, BlockFormat::Q5_K][HIGH_BITS];
     const GROUP_STEPS: usize = 2;
     const OFFSET: f32 = 0.0;
     const MINS: Mins = Mins::Integers;
@@ -79,6 +83,14 @@ impl<const HIGH_BITS: usize> Format for SixBit<HIGH_BITS> {
         let rest = |mins| f16x2::mul(mins, F16x2::splat(ONE_BY_REST));
         [upper, lower, rest(upper), rest(lower)].map(F16x2::to_bits)
     }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn quants(block: &[u8], out: &mut [u8]) {
+        nibbles(&block[16 + 32 * HIGH_BITS..], 32, out);
+        if HIGH_BITS > 0 {
+            add_bits(&block[16..48], 32, 4, out);
+        }
+    }
 }
 
 impl<const HIGH_BITS: usize> FactoredFormat for SixBit<HIGH_BITS> {
@@ -115,6 +127,7 @@ fn pair_of_bytes<const BIAS: u16>([low, high]: [u32; 2]) -> F16x2 {
 pub struct Q6K;
 
 impl Format for Q6K {
+    const FORMAT: BlockFormat = BlockFormat::Q6_K;
     const GROUP_STEPS: usize = 1;
     const OFFSET: f32 = -32.0;
     const MINS: Mins = Mins::None;
@@ -156,6 +169,14 @@ impl Format for Q6K {
     #[inline(always)]
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
         unit.fragment(step)
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn quants(block: &[u8], out: &mut [u8]) {
+        let mut high = [0; 256];
+        pairs(&block[128..], &mut high);
+        nibbles(block, 64, out);
+        out.iter_mut().zip(high).for_each(|(out, high)| *out |= high << 4);
     }
 }
 

@@ -1,8 +1,11 @@
 //! Formats whose nibbles stand for levels that are not evenly spaced.
 
 use super::nibbles::{Nibbles, byte_to_f32, half_to_f32};
+#[cfg(not(target_arch = "nvptx64"))]
+use super::stored::nibbles;
 use super::{Format, Mins, ScaleRows, Source, TILE_ROWS, load_rows};
 use cuda_std::prelude::*;
+use gpu_types::BlockFormat;
 
 /// Sixteen levels, a byte each.
 struct Levels([u32; 4]);
@@ -52,6 +55,7 @@ impl IQ4XS {
 }
 
 impl Format for IQ4XS {
+    const FORMAT: BlockFormat = BlockFormat::IQ4_XS;
     const GROUP_STEPS: usize = 2;
     const OFFSET: f32 = -128.0;
     const MINS: Mins = Mins::None;
@@ -99,6 +103,11 @@ impl Format for IQ4XS {
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
         Self::LEVELS.fragment(unit.low[step])
     }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn quants(block: &[u8], out: &mut [u8]) {
+        nibbles(&block[8..], 16, out);
+    }
 }
 
 /// Blocks of 32 elements in MXFP4: `2^(exponent - 128) * level`. Quants are levels plus 12.
@@ -111,6 +120,7 @@ impl MXFP4 {
 }
 
 impl Format for MXFP4 {
+    const FORMAT: BlockFormat = BlockFormat::MXFP4;
     const GROUP_STEPS: usize = 2;
     const OFFSET: f32 = -12.0;
     const MINS: Mins = Mins::None;
@@ -150,5 +160,10 @@ impl Format for MXFP4 {
     #[inline(always)]
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
         Self::LEVELS.fragment(unit.low[step])
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn quants(block: &[u8], out: &mut [u8]) {
+        nibbles(&block[1..], 16, out);
     }
 }

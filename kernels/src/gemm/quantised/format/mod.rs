@@ -12,6 +12,8 @@ mod blocks_of_32;
 mod k_blocks;
 mod levels;
 mod nibbles;
+#[cfg(not(target_arch = "nvptx64"))]
+mod stored;
 mod tile;
 mod two_bits;
 
@@ -23,7 +25,26 @@ pub use tile::{Tile, TilePtr, Tiles};
 pub use two_bits::{Q2K, Q3K};
 
 use cuda_std::prelude::*;
+use gpu_types::BlockFormat;
 pub use gpu_types::{TILE_K, TILE_ROWS, UNIT_K};
+
+cuda_std::instance_set! {
+    /// The formats that kernels multiply.
+    pub(crate) BLOCKS = [
+        crate::gemm::quantised::format::Symmetric<0> as "q4_0",
+        crate::gemm::quantised::format::Affine<0> as "q4_1",
+        crate::gemm::quantised::format::Symmetric<1> as "q5_0",
+        crate::gemm::quantised::format::Affine<1> as "q5_1",
+        crate::gemm::quantised::format::Q80 as "q8_0",
+        crate::gemm::quantised::format::Q2K as "q2_k",
+        crate::gemm::quantised::format::Q3K as "q3_k",
+        crate::gemm::quantised::format::SixBit<0> as "q4_k",
+        crate::gemm::quantised::format::SixBit<1> as "q5_k",
+        crate::gemm::quantised::format::Q6K as "q6_k",
+        crate::gemm::quantised::format::IQ4XS as "iq4_xs",
+        crate::gemm::quantised::format::MXFP4 as "mxfp4",
+    ];
+}
 
 /// Units of a tile.
 pub const TILE_UNITS: usize = (TILE_K / UNIT_K) as usize;
@@ -104,6 +125,8 @@ pub enum Mins {
 /// A format of packed weights: an element is `scale * (q + OFFSET)`, plus `min` where the format
 /// has one.
 pub trait Format {
+    /// Its name.
+    const FORMAT: BlockFormat;
     /// Consecutive MMA steps whose elements share a scale: 1 or 2.
     const GROUP_STEPS: usize;
     /// What is added to each quant.
@@ -147,6 +170,11 @@ pub trait Format {
     fn row_scale(_: &Self::Scales, _: usize) -> [f32; 2] {
         [1.0; 2]
     }
+
+    /// The quants of a block as a file has it, in the order of its elements, each with
+    /// [`Format::OFFSET`] taken off, or the indices of its levels.
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn quants(block: &[u8], out: &mut [u8]);
 
     /// A fragment of A: the lane's quants in step `step` of a unit.
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4];

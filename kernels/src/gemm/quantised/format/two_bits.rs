@@ -1,12 +1,16 @@
 //! Formats of blocks of 256 elements in two bits and more, with scales of groups of 16.
 
 use super::nibbles::{TwoBits, byte_to_f32, half_to_f32};
+#[cfg(not(target_arch = "nvptx64"))]
+use super::stored::{add_bits, pairs};
 use super::{Format, Mins, ScaleRows, Source, TILE_ROWS, lane_group, load_rows};
+use gpu_types::BlockFormat;
 
 /// A block of 256 elements in Q2_K: `d * scale * q - dmin * min`, groups of 16.
 pub struct Q2K;
 
 impl Format for Q2K {
+    const FORMAT: BlockFormat = BlockFormat::Q2_K;
     const GROUP_STEPS: usize = 1;
     const OFFSET: f32 = 0.0;
     const MINS: Mins = Mins::Floats;
@@ -51,6 +55,11 @@ impl Format for Q2K {
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
         unit.fragment(step)
     }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn quants(block: &[u8], out: &mut [u8]) {
+        pairs(&block[16..], out);
+    }
 }
 
 /// A block of 256 elements in Q3_K: `d * (scale - 32) * (q - 4)`, groups of 16.
@@ -68,6 +77,7 @@ pub struct SixBitWords {
 }
 
 impl Format for Q3K {
+    const FORMAT: BlockFormat = BlockFormat::Q3_K;
     const GROUP_STEPS: usize = 1;
     const OFFSET: f32 = -4.0;
     const MINS: Mins = Mins::None;
@@ -117,5 +127,11 @@ impl Format for Q3K {
     #[inline(always)]
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
         unit.fragment(step)
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn quants(block: &[u8], out: &mut [u8]) {
+        pairs(&block[32..], out);
+        add_bits(block, 32, 2, out);
     }
 }

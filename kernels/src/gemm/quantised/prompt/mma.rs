@@ -4,8 +4,7 @@ use super::epilogue::{Output, stage, staging_bytes};
 use super::fragment::fragment;
 use super::{MMA_THREADS, ROW_BYTES, WarpTiles, columns_of, num_rows_of, tile_of};
 use crate::gemm::quantised::format::{
-    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_UNITS, Tile, Tiles,
-    UNIT_K, lane_group, lane_pair,
+    BLOCKS, Format, TILE_UNITS, Tile, Tiles, UNIT_K, lane_group, lane_pair,
 };
 use cuda_std::cp_async::copy_vec;
 use cuda_std::mma::{self, FragmentA, FragmentB, m16n8k16};
@@ -125,20 +124,7 @@ impl Rows {
 #[kernel(
     launch_bounds(MMA_THREADS, min_blocks::<F>()),
     overlaps,
-    instances(
-        gemm_f16_prompt_mma_q4_0 = <Symmetric<0>>,
-        gemm_f16_prompt_mma_q4_1 = <Affine<0>>,
-        gemm_f16_prompt_mma_q5_0 = <Symmetric<1>>,
-        gemm_f16_prompt_mma_q5_1 = <Affine<1>>,
-        gemm_f16_prompt_mma_q8_0 = <Q80>,
-        gemm_f16_prompt_mma_q2_k = <Q2K>,
-        gemm_f16_prompt_mma_q3_k = <Q3K>,
-        gemm_f16_prompt_mma_q4_k = <SixBit<0>>,
-        gemm_f16_prompt_mma_q5_k = <SixBit<1>>,
-        gemm_f16_prompt_mma_q6_k = <Q6K>,
-        gemm_f16_prompt_mma_iq4_xs = <IQ4XS>,
-        gemm_f16_prompt_mma_mxfp4 = <MXFP4>
-    )
+    instances(F in BLOCKS, gemm_f16_prompt_mma_{F} = <F>)
 )]
 pub unsafe fn gemm_f16_prompt_mma<F: Format>(
     num_rows: Global<u32>,

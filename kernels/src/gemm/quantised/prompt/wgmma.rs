@@ -6,9 +6,7 @@
 use super::epilogue::{Output, stage, staging_bytes};
 use super::fragment::{InOrder, fragment};
 use super::{MMA_THREADS, NUM_WARPS, ROW_BYTES, WarpTiles, columns_of, num_rows_of, tile_of};
-use crate::gemm::quantised::format::{
-    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_UNITS, Tiles, UNIT_K,
-};
+use crate::gemm::quantised::format::{BLOCKS, Format, TILE_UNITS, Tiles, UNIT_K};
 use crate::tile::pipeline::{Pipeline, Stage};
 use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
@@ -63,30 +61,9 @@ const fn barriers_at(regs: usize) -> u32 {
     cluster(SPLIT_K, 1, 1),
     overlaps,
     instances(
-        gemm_f16_prompt_q4_0_m128 = <Symmetric<0>, 64, 1>,
-        gemm_f16_prompt_q4_1_m128 = <Affine<0>, 64, 1>,
-        gemm_f16_prompt_q5_0_m128 = <Symmetric<1>, 64, 1>,
-        gemm_f16_prompt_q5_1_m128 = <Affine<1>, 64, 1>,
-        gemm_f16_prompt_q8_0_m128 = <Q80, 64, 1>,
-        gemm_f16_prompt_q2_k_m128 = <Q2K, 64, 1>,
-        gemm_f16_prompt_q3_k_m128 = <Q3K, 64, 1>,
-        gemm_f16_prompt_q4_k_m128 = <SixBit<0>, 64, 1>,
-        gemm_f16_prompt_q5_k_m128 = <SixBit<1>, 64, 1>,
-        gemm_f16_prompt_q6_k_m128 = <Q6K, 64, 1>,
-        gemm_f16_prompt_iq4_xs_m128 = <IQ4XS, 64, 1>,
-        gemm_f16_prompt_mxfp4_m128 = <MXFP4, 64, 1>,
-        gemm_f16_prompt_q4_0_m64_split2 = <Symmetric<0>, 32, 2>,
-        gemm_f16_prompt_q4_1_m64_split2 = <Affine<0>, 32, 2>,
-        gemm_f16_prompt_q5_0_m64_split2 = <Symmetric<1>, 32, 2>,
-        gemm_f16_prompt_q5_1_m64_split2 = <Affine<1>, 32, 2>,
-        gemm_f16_prompt_q8_0_m64_split2 = <Q80, 32, 2>,
-        gemm_f16_prompt_q2_k_m64_split2 = <Q2K, 32, 2>,
-        gemm_f16_prompt_q3_k_m64_split2 = <Q3K, 32, 2>,
-        gemm_f16_prompt_q4_k_m64_split2 = <SixBit<0>, 32, 2>,
-        gemm_f16_prompt_q5_k_m64_split2 = <SixBit<1>, 32, 2>,
-        gemm_f16_prompt_q6_k_m64_split2 = <Q6K, 32, 2>,
-        gemm_f16_prompt_iq4_xs_m64_split2 = <IQ4XS, 32, 2>,
-        gemm_f16_prompt_mxfp4_m64_split2 = <MXFP4, 32, 2>
+        F in BLOCKS,
+        gemm_f16_prompt_{F}_m128 = <F, 64, 1>,
+        gemm_f16_prompt_{F}_m64_split2 = <F, 32, 2>
     )
 )]
 pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const SPLIT_K: u32>(

@@ -116,12 +116,9 @@ impl BlockRows {
     target(sm_90a),
     overlaps,
     instances(
-        gemm_f16_streamed_q4_k_m8 = <SixBit<0>, 1>,
-        gemm_f16_streamed_q5_k_m8 = <SixBit<1>, 1>,
-        gemm_f16_streamed_q6_k_m8 = <Q6K, 1>,
-        gemm_f16_streamed_q4_k_m16 = <SixBit<0>, 2>,
-        gemm_f16_streamed_q5_k_m16 = <SixBit<1>, 2>,
-        gemm_f16_streamed_q6_k_m16 = <Q6K, 2>
+        F in [SixBit<0> as "q4_k", SixBit<1> as "q5_k", Q6K as "q6_k"],
+        gemm_f16_streamed_{F}_m8 = <F, 1>,
+        gemm_f16_streamed_{F}_m16 = <F, 2>
     )
 )]
 pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usize>(
