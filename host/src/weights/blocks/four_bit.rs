@@ -2,7 +2,15 @@
 //!
 //! Byte `i` of 16 holds element `i` (low) and element `i + 16` (high).
 
-use super::{Blocks, Lanes, field, half_at};
+use super::{Blocks, Codec, Lanes, field, half_at};
+use gpu_types::BlockFormat;
+
+/// The formats here.
+pub(super) const CODECS: &[(BlockFormat, Codec)] = &[
+    (BlockFormat::IQ4_XS, Codec::of_blocks::<IQ4XS, _, _>()),
+    (BlockFormat::MXFP4, Codec::of_blocks::<MXFP4, _, _>()),
+    (BlockFormat::IQ4_NL, Codec::of_blocks::<IQ4NL, _, _>()),
+];
 
 /// The levels of IQ4_NL and IQ4_XS. Source: `kvalues_iq4nl` in ggml-common.h.
 pub(super) const IQ4_LEVELS: [i8; 16] =

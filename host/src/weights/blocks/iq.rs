@@ -4,8 +4,22 @@
 //! products are exact in f32, whatever their order. Source: arXiv:2402.04396 for the grids on
 //! E8's lattice; `grids.bin` holds ggml's (tests/fixtures/make_blocks.py).
 
-use super::{Blocks, Lanes, field};
+use super::{Blocks, Codec, Lanes, field};
+use gpu_types::BlockFormat;
 use std::array;
+
+/// The formats here.
+pub(super) const CODECS: &[(BlockFormat, Codec)] = &[
+    (BlockFormat::IQ3_S, Codec::of_blocks::<IQ3S, _, _>()),
+    (BlockFormat::IQ3_XXS, Codec::of_blocks::<IQ3XXS, _, _>()),
+    (BlockFormat::IQ2_S, Codec::of_blocks::<IQ2S, _, _>()),
+    (BlockFormat::IQ2_XS, Codec::of_blocks::<IQ2XS, _, _>()),
+    (BlockFormat::IQ2_XXS, Codec::of_blocks::<IQ2XXS, _, _>()),
+    (BlockFormat::IQ1_M, Codec::of_blocks::<IQ1M, _, _>()),
+    (BlockFormat::IQ1_S, Codec::of_blocks::<IQ1S, _, _>()),
+    (BlockFormat::TQ1_0, Codec::of_blocks::<TQ1_0, _, _>()),
+    (BlockFormat::TQ2_0, Codec::of_blocks::<TQ2_0, _, _>()),
+];
 
 /// A block of 256 elements: element `i` is `d * UNIT * scales[i / 16] * levels[i]`.
 pub struct Levels {

@@ -3,8 +3,18 @@
 //! The low bits of `2 * k` groups share the same bytes at different shifts, so a format is written
 //! group by group: which bytes, which shift, which scale. `d` and `dmin` are f16.
 
-use super::{Blocks, Lanes, field, half_at, halves};
+use super::{Blocks, Codec, Lanes, field, half_at, halves};
+use gpu_types::BlockFormat;
 use std::array;
+
+/// The formats here.
+pub(super) const CODECS: &[(BlockFormat, Codec)] = &[
+    (BlockFormat::Q2_K, Codec::of_blocks::<Q2K, _, _>()),
+    (BlockFormat::Q3_K, Codec::of_blocks::<Q3K, _, _>()),
+    (BlockFormat::Q4_K, Codec::of_blocks::<Q4K, _, _>()),
+    (BlockFormat::Q5_K, Codec::of_blocks::<Q5K, _, _>()),
+    (BlockFormat::Q6_K, Codec::of_blocks::<Q6K, _, _>()),
+];
 
 /// Scales and minima of 16 groups (a nibble each), two-bit elements, `d`, `dmin`:
 /// `d * scale * q - dmin * min`.

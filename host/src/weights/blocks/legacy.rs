@@ -4,8 +4,18 @@
 //! Byte `i` of the 16 of nibbles holds element `i` (low) and element `i + 16` (high); bit `i` of
 //! `high_bits` belongs to element `i`.
 
-use super::{Blocks, Lanes, field, half_at, halves};
+use super::{Blocks, Codec, Lanes, field, half_at, halves};
+use gpu_types::BlockFormat;
 use std::array;
+
+/// The formats here.
+pub(super) const CODECS: &[(BlockFormat, Codec)] = &[
+    (BlockFormat::Q4_0, Codec::of_blocks::<Q4_0, _, _>()),
+    (BlockFormat::Q4_1, Codec::of_blocks::<Q4_1, _, _>()),
+    (BlockFormat::Q5_0, Codec::of_blocks::<Q5_0, _, _>()),
+    (BlockFormat::Q5_1, Codec::of_blocks::<Q5_1, _, _>()),
+    (BlockFormat::Q8_0, Codec::of_blocks::<Q8_0, _, _>()),
+];
 
 /// `d`, nibbles: `d * (q - 8)`.
 pub struct Q4_0;

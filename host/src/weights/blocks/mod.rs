@@ -25,6 +25,10 @@ use gpu_types::BlockFormat;
 pub use expand::{Expander, expander};
 pub use quantize::quantizer;
 
+/// Of each family of formats.
+const CODECS: [&[(BlockFormat, Codec)]; 4] =
+    [legacy::CODECS, k::CODECS, four_bit::CODECS, iq::CODECS];
+
 /// Converts whole blocks to as many f32 as they hold, with the instructions of a processor. The
 /// scales of E4M3 are not in it.
 pub type Decoder = fn(Arch, &[u8], &mut [f32]);
@@ -55,38 +59,18 @@ impl Codec {
             Dtype::F16 => Codec::of_blocks::<plain::F16, _, _>(),
             Dtype::BF16 => Codec::of_blocks::<plain::BF16, _, _>(),
             Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => Codec::of_blocks::<plain::E4M3, _, _>(),
-            Dtype::Blocks(format) => match format {
-                BlockFormat::Q4_0 => Codec::of_blocks::<legacy::Q4_0, _, _>(),
-                BlockFormat::Q4_1 => Codec::of_blocks::<legacy::Q4_1, _, _>(),
-                BlockFormat::Q5_0 => Codec::of_blocks::<legacy::Q5_0, _, _>(),
-                BlockFormat::Q5_1 => Codec::of_blocks::<legacy::Q5_1, _, _>(),
-                BlockFormat::Q8_0 => Codec::of_blocks::<legacy::Q8_0, _, _>(),
-                BlockFormat::Q2_K => Codec::of_blocks::<k::Q2K, _, _>(),
-                BlockFormat::Q3_K => Codec::of_blocks::<k::Q3K, _, _>(),
-                BlockFormat::Q4_K => Codec::of_blocks::<k::Q4K, _, _>(),
-                BlockFormat::Q5_K => Codec::of_blocks::<k::Q5K, _, _>(),
-                BlockFormat::Q6_K => Codec::of_blocks::<k::Q6K, _, _>(),
-                BlockFormat::IQ4_XS => Codec::of_blocks::<four_bit::IQ4XS, _, _>(),
-                BlockFormat::MXFP4 => Codec::of_blocks::<four_bit::MXFP4, _, _>(),
-                BlockFormat::IQ4_NL => Codec::of_blocks::<four_bit::IQ4NL, _, _>(),
-                BlockFormat::IQ3_S => Codec::of_blocks::<iq::IQ3S, _, _>(),
-                BlockFormat::IQ3_XXS => Codec::of_blocks::<iq::IQ3XXS, _, _>(),
-                BlockFormat::IQ2_S => Codec::of_blocks::<iq::IQ2S, _, _>(),
-                BlockFormat::IQ2_XS => Codec::of_blocks::<iq::IQ2XS, _, _>(),
-                BlockFormat::IQ2_XXS => Codec::of_blocks::<iq::IQ2XXS, _, _>(),
-                BlockFormat::IQ1_M => Codec::of_blocks::<iq::IQ1M, _, _>(),
-                BlockFormat::IQ1_S => Codec::of_blocks::<iq::IQ1S, _, _>(),
-                BlockFormat::TQ1_0 => Codec::of_blocks::<iq::TQ1_0, _, _>(),
-                BlockFormat::TQ2_0 => Codec::of_blocks::<iq::TQ2_0, _, _>(),
-            },
+            Dtype::Blocks(format) => {
+                let mut codecs = CODECS.iter().copied().flatten();
+                codecs.find(|(of, _)| *of == format).expect("every format has one").1
+            }
             Dtype::U32 => return None,
         })
     }
 
-    fn of_blocks<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>() -> Self {
+    const fn of_blocks<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>() -> Self {
         let is_plain = ELEMS == 1;
-        let products = (!is_plain).then_some(products::<F, _, _> as BlockProducts);
-        Codec { decode: decode::<F, _, _>, products }
+        let products: BlockProducts = products::<F, _, _>;
+        Codec { decode: decode::<F, _, _>, products: if is_plain { None } else { Some(products) } }
     }
 }
 
