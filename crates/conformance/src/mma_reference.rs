@@ -7,7 +7,7 @@
 //! `2^-24` of it; for 8-bit elements on SM 90, bits below about `2^-13`.
 
 use crate::inputs::random_words;
-use crate::numbers::{Format, Rounding, binade};
+use crate::numbers::{F16, Format, Rounding, binade};
 use crate::{Probe, Tolerance, Want};
 
 /// An operand: rows of A or columns of B, along k.
@@ -65,6 +65,15 @@ impl Operand {
     }
 }
 
+/// What one instruction adds up, and in which type.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Products of one instruction.
+    pub k: usize,
+    /// Whether the accumulator is f16.
+    pub in_f16: bool,
+}
+
 /// The reference value of an element of D.
 #[derive(Clone, Copy, Debug)]
 pub struct Element {
@@ -74,59 +83,60 @@ pub struct Element {
     binade: f64,
     num_summands: usize,
     format: Format,
+    in_f16: bool,
+    /// The sum, rounded after each instruction.
+    emulated: f64,
 }
 
 impl Element {
     /// `before` plus a row of A times a column of B.
-    fn new(a: &[f64], b: &[f64], before: f64, format: Format) -> Self {
-        let summands = || [before].into_iter().chain(a.iter().zip(b).map(|(a, b)| a * b));
+    fn new(a: &[f64], b: &[f64], before: f64, format: Format, Step { k, in_f16 }: Step) -> Self {
+        let products: Vec<f64> = a.iter().zip(b).map(|(a, b)| a * b).collect();
+        let summands = || [before].into_iter().chain(products.iter().copied());
+        let round = |sum: f64| match in_f16 {
+            true => F16.value(F16.round(sum, Rounding::Nearest)),
+            false => f64::from(sum as f32),
+        };
+        let add = |sum: f64, step: &[f64]| round(step.iter().fold(sum, |sum, one| sum + one));
         Element {
             exact: summands().sum(),
             binade: binade(summands().map(f64::abs).sum()),
             num_summands: 1 + a.len(),
             format,
+            in_f16,
+            emulated: products.chunks(k).fold(before, add),
         }
     }
 
-    /// Error bound in f32: every summand loses less than `2^-23` of the binade (`2^-12` for 8-bit
-    /// elements), and so does every rounding, at most one per 8 products.
+    /// Error bound: every summand loses less than `2^-23` of the binade (`2^-12` for 8-bit
+    /// elements), and so does every rounding, at most one per 8 products, or in f16 as many
+    /// roundings to nearest.
     pub fn bound(self) -> f64 {
         let lost = if self.format.bits() == 16 { 2f64.powi(-23) } else { 2f64.powi(-12) };
-        (self.num_summands + self.num_summands / 8) as f64 * lost * self.binade
-    }
-
-    /// Error bound in f16: at most one rounding to nearest per 8 products.
-    pub fn bound_in_f16(self) -> f64 {
-        self.bound() + (self.num_summands / 8) as f64 * 2f64.powi(-11) * self.binade
+        let num_roundings = (self.num_summands / 8) as f64;
+        let in_f16 = if self.in_f16 { num_roundings * 2f64.powi(-11) } else { 0.0 };
+        ((self.num_summands as f64 + num_roundings) * lost + in_f16) * self.binade
     }
 }
 
 /// The elements of `A * B^T + before`, row by row.
-pub fn elements(a: &Operand, b: &Operand, before: &[f64]) -> Vec<Element> {
+pub fn elements(a: &Operand, b: &Operand, before: &[f64], step: Step) -> Vec<Element> {
     let (rows, columns) = (a.values(), b.values());
     let places = rows.iter().flat_map(|row| columns.iter().map(move |column| (row, column)));
     places
         .zip(before)
-        .map(|((row, column), &before)| Element::new(row, column, before, a.format))
+        .map(|((row, column), &before)| Element::new(row, column, before, a.format, step))
         .collect()
 }
 
-/// Elements in f32, exact or within their bounds.
+/// Elements stored in f32, exact or within their bounds.
 pub fn want(elements: &[Element], draw: Draw) -> Want {
     let tolerance = match draw {
         Draw::Whole => Tolerance::Ulps(0),
-        Draw::Any => Tolerance::Each(elements.iter().map(|element| element.bound()).collect()),
-    };
-    Want::F32(elements.iter().map(|element| element.exact).collect(), tolerance)
-}
-
-/// Elements accumulated in f16 and stored in f32, exact or within their bounds.
-pub fn want_in_f16(elements: &[Element], draw: Draw) -> Want {
-    let tolerance = match draw {
-        Draw::Whole => Tolerance::Ulps(0),
-        Draw::Any => {
-            Tolerance::Each(elements.iter().map(|element| element.bound_in_f16()).collect())
-        }
+        Draw::Any => Tolerance::Steps {
+            bounds: elements.iter().map(|element| element.bound()).collect(),
+            emulated: elements.iter().map(|element| element.emulated).collect(),
+        },
     };
     Want::F32(elements.iter().map(|element| element.exact).collect(), tolerance)
 }
@@ -223,7 +233,7 @@ pub fn probes(
     let b = Operand::of_values(format, (0..n).map(|_| vec![1.0; k]));
     let before: Vec<f64> = accumulations.iter().map(|one| one.before).collect();
     let one_column = Operand { codes: vec![b.codes[0].clone()], ..b };
-    let elements = elements(&a, &one_column, &before);
+    let elements = elements(&a, &one_column, &before, Step { k, in_f16: false });
     let probe = |(one, element): (&Accumulation, Element)| Probe {
         label: one.label,
         exact: element.exact,

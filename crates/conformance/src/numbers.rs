@@ -103,15 +103,15 @@ impl Format {
         (sign | code) as u16
     }
 
-    /// For the codes without a sign of `of`: their values and the midpoints between them, with the
-    /// adjacent f32 numbers, which is where rounding changes.
+    /// For the codes without a sign of `of`: their values and the midpoints between them, each
+    /// with the adjacent f32 numbers, which is where rounding changes.
     pub fn turns(self, of: impl Iterator<Item = u16>) -> Vec<f32> {
         let near = |code: u16| {
             let low = self.magnitude(code.into());
-            let middle = ((low + self.magnitude(u32::from(code) + 1)) / 2.0) as f32;
-            [low as f32, middle.next_down(), middle, middle.next_up()]
+            let middle = (low + self.magnitude(u32::from(code) + 1)) / 2.0;
+            [low as f32, middle as f32]
         };
-        of.flat_map(near).collect()
+        of.flat_map(near).flat_map(|x| [x.next_down(), x, x.next_up()]).collect()
     }
 }
 

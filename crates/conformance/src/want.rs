@@ -2,6 +2,9 @@
 
 use half::f16;
 
+use crate::inputs::words_of_halves;
+use crate::numbers::{F16, Rounding};
+
 /// An expected output.
 ///
 /// An expected NaN matches any NaN, because the ISA leaves its bits open; a zero must have the
@@ -26,6 +29,13 @@ pub enum Tolerance {
     Relative(f64),
     /// Absolute distance, one per value.
     Each(Vec<f64>),
+    /// Likewise, for sums of several instructions.
+    Steps {
+        /// As of `Each`.
+        bounds: Vec<f64>,
+        /// The sums, rounded after each instruction.
+        emulated: Vec<f64>,
+    },
 }
 
 /// A value that shows what the hardware does.
@@ -69,6 +79,23 @@ impl Want {
             Want::F16(values, _) => 2 * values.len(),
             Want::Probes(probes) => 4 * probes.len(),
         }
+    }
+
+    /// The emulator's output: it computes exactly, and rounds once, to nearest and NaN to the
+    /// canonical one.
+    pub(crate) fn emulated(&self) -> Want {
+        let bits =
+            |&value: &f64| if value.is_nan() { 0x7fff_ffff } else { (value as f32).to_bits() };
+        Want::Words(match self {
+            Want::Words(words) => words.clone(),
+            Want::F32(_, Tolerance::Steps { emulated, .. }) => emulated.iter().map(bits).collect(),
+            Want::F32(values, _) => values.iter().map(bits).collect(),
+            Want::F16(values, _) => {
+                let codes = values.iter().map(|&value| F16.round(value, Rounding::Nearest));
+                words_of_halves(&codes.collect::<Vec<u16>>())
+            }
+            Want::Probes(probes) => probes.iter().map(|probe| bits(&probe.exact)).collect(),
+        })
     }
 
     /// The same kind of output and bound, with the values in `bytes`.
@@ -192,7 +219,7 @@ impl Tolerance {
                 return f64::from(got.place.abs_diff(rounded.place)) / f64::from(*ulps);
             }
             Tolerance::Relative(bound) => error / (bound * want.abs()),
-            Tolerance::Each(bounds) => error / bounds[index],
+            Tolerance::Each(bounds) | Tolerance::Steps { bounds, .. } => error / bounds[index],
         };
         // The nearest representable number always passes, unless it is infinite.
         if got.value == rounded.value {
@@ -209,7 +236,9 @@ impl Tolerance {
         match self {
             Tolerance::Ulps(ulps) => format!("{ulps} ulp"),
             Tolerance::Relative(bound) => format!("a relative {bound:e}"),
-            Tolerance::Each(bounds) => format!("{:e}", bounds[index]),
+            Tolerance::Each(bounds) | Tolerance::Steps { bounds, .. } => {
+                format!("{:e}", bounds[index])
+            }
         }
     }
 }
@@ -277,6 +306,21 @@ mod tests {
         assert_eq!(lines, ["off by at most 0.500 of 5e-1 (element 1: 2.25e0 for 2e0)"]);
         let error = want.check(&output[..4]).unwrap_err();
         assert_eq!(error, "4 bytes, not 8");
+    }
+
+    #[test]
+    fn the_emulator_rounds_once() {
+        let words = |want: Want| match want.emulated() {
+            Want::Words(words) => words,
+            _ => unreachable!("the emulator's outputs are bit-exact"),
+        };
+        let values = vec![1.0 + 2f64.powi(-24), f64::NAN];
+        assert_eq!(words(Want::F32(values, Tolerance::Ulps(9))), [0x3f80_0000, 0x7fff_ffff]);
+        // A tie of f16, and just above one: by way of f32 both would be.
+        let values = vec![1.0 + 2f64.powi(-11), 1.0 + 2f64.powi(-11) + 2f64.powi(-40)];
+        assert_eq!(words(Want::F16(values, Tolerance::Ulps(9))), [0x3c01_3c00]);
+        let steps = Tolerance::Steps { bounds: vec![9.0], emulated: vec![2.0] };
+        assert_eq!(words(Want::F32(vec![1.0], steps)), [0x4000_0000]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use conformance_kernels::mma::{K, K_OF_8_BITS, M, N, mma_f16, mma_f32, mma_fp8};
 use cuda_std::launch::Geometry;
 
 use crate::inputs::{blocks, random_words, words_of_bytes, words_of_halves};
-use crate::mma_reference::{self, Accumulation, Draw, Element, Operand, PROBES_OF_16_BITS};
+use crate::mma_reference::{self, Accumulation, Draw, Element, Operand, PROBES_OF_16_BITS, Step};
 use crate::numbers::{BF16, E4M3, E5M2, F16, Format, Rounding};
 use crate::{Buffer, Case, Tolerance, Want};
 
@@ -62,8 +62,10 @@ fn tiles(format: Format, draw: Draw) -> Vec<(Operand, Operand, Vec<f64>)> {
     tiles
 }
 
-fn elements(tiles: &[(Operand, Operand, Vec<f64>)]) -> Vec<Element> {
-    tiles.iter().flat_map(|(a, b, c)| mma_reference::elements(a, b, c)).collect()
+/// The elements of tiles, added up by instructions of k = 16.
+fn elements(tiles: &[(Operand, Operand, Vec<f64>)], in_f16: bool) -> Vec<Element> {
+    let step = Step { k: K as usize, in_f16 };
+    tiles.iter().flat_map(|(a, b, c)| mma_reference::elements(a, b, c, step)).collect()
 }
 
 fn halves<'a>(operands: impl Iterator<Item = &'a Operand>) -> Buffer {
@@ -86,7 +88,7 @@ fn accumulated_in_f32(
     draw: Draw,
 ) -> Case {
     let tiles = tiles(format, draw);
-    let want = mma_reference::want(&elements(&tiles), draw);
+    let want = mma_reference::want(&elements(&tiles, false), draw);
     let buffers = vec![
         halves(tiles.iter().map(|(a, ..)| a)),
         halves(tiles.iter().map(|(_, b, _)| b)),
@@ -109,7 +111,7 @@ fn of_8_bit_elements(
     let tiles: Vec<_> = (0..u64::from(NUM_TILES))
         .map(|seed| tile(format, K_OF_8_BITS, draw, 170 + 3 * seed))
         .collect();
-    let want = mma_reference::want(&elements(&tiles), draw);
+    let want = mma_reference::want(&elements(&tiles, false), draw);
     let bytes = |operands: &mut dyn Iterator<Item = &Operand>| {
         let codes = operands.flat_map(|operand| operand.codes.concat());
         Buffer::words(&words_of_bytes(&codes.map(|code| code as u8).collect::<Vec<u8>>()))
@@ -149,7 +151,7 @@ fn accumulated_in_f16(name: &'static str, draw: Draw) -> Case {
     // C is representable in f16.
     let all = tiles.iter_mut().flat_map(|(.., c)| c);
     all.for_each(|value| *value = F16.value(round(*value)));
-    let elements = elements(&tiles);
+    let elements = elements(&tiles, true);
     let exact = elements.iter().map(|element| element.exact);
     let want = match draw {
         Draw::Whole => {
@@ -157,7 +159,7 @@ fn accumulated_in_f16(name: &'static str, draw: Draw) -> Case {
             Want::Words(words_of_halves(&codes))
         }
         Draw::Any => {
-            let bounds = elements.iter().map(|element| element.bound_in_f16()).collect();
+            let bounds = elements.iter().map(|element| element.bound()).collect();
             Want::F16(exact.collect(), Tolerance::Each(bounds))
         }
     };

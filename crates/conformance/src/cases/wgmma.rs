@@ -6,7 +6,7 @@ use cuda_std::wgmma::Swizzle;
 
 use crate::inputs::{random_words, words_of_bytes};
 use crate::mma_reference::{
-    self, Accumulation, Draw, Operand, PROBES_OF_8_BITS, PROBES_OF_16_BITS,
+    self, Accumulation, Draw, Operand, PROBES_OF_8_BITS, PROBES_OF_16_BITS, Step,
 };
 use crate::numbers::{BF16, E4M3, E5M2, F16, Format};
 use crate::operands::{Place, fragments};
@@ -132,13 +132,8 @@ impl Product {
             let before: Vec<f64> = whole.take(M as usize * n).collect();
             let zeros = vec![0.0; before.len()];
             let start = if accumulate { &before } else { &zeros };
-            let elements = mma_reference::elements(&a, &b, start);
-            let want = if accumulates_in_f16(symbol) {
-                mma_reference::want_in_f16
-            } else {
-                mma_reference::want
-            };
-            let want = want(&elements, draw);
+            let step = Step { k: 32 / size, in_f16: accumulates_in_f16(symbol) };
+            let want = mma_reference::want(&mma_reference::elements(&a, &b, start, step), draw);
             let (num_rows, num_columns) = (M, n as u32);
             Product { name, a, b, places, before, accumulate, want, num_rows, num_columns }
         }
