@@ -37,7 +37,12 @@ impl Buffer {
 
     /// Words that the kernel changes to other words.
     pub fn changed(before: &[u32], after: Vec<u32>) -> Self {
-        Buffer::InOut(bytes(before), Want::Words(after))
+        Self::changed_to(before, Want::Words(after))
+    }
+
+    /// Words that the kernel changes to `after`.
+    pub fn changed_to(before: &[u32], after: Want) -> Self {
+        Buffer::InOut(bytes(before), after)
     }
 
     /// The expected contents after the kernel, for an output.

@@ -1,8 +1,8 @@
 //! The same kernels on the emulator and on a GPU.
 //!
 //! A [`Case`] is one kernel of `conformance_kernels`, its buffers, and an oracle's expected
-//! outputs. The emulator runs it everywhere and is compared with the oracle; a GPU, where there is
-//! one, is compared with both. An instruction that passes on both is emulated as the hardware
+//! outputs. The emulator runs it everywhere and is compared with the oracle's results, rounded
+//! once; a GPU, where there is one, is compared with both. An instruction that passes on both is emulated as the hardware
 //! executes it.
 //!
 //! To add an instruction group:

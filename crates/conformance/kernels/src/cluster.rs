@@ -37,8 +37,8 @@ pub unsafe fn cluster_places(out: GlobalMut<u32>) {
 }
 
 /// Each block of a cluster writes its words of `x` to its own shared memory, reads those of every
-/// block, starting with its own, one and four at a time, and writes the sum to the next block,
-/// which stores it to `out`: both are `[num_blocks, 32]`.
+/// block, starting with its own, one and four at a time, and writes the sum and its words to the
+/// next block, likewise, which stores the sum of both to `out`: both are `[num_blocks, 32]`.
 ///
 /// # Safety
 /// 1. One warp per block; the views have these lengths.
@@ -50,6 +50,7 @@ pub unsafe fn cluster_peers_u32(x: Global<u32>, out: GlobalMut<u32>) {
     unsafe {
         let own = shared_array![u32; WARP_SIZE as usize];
         let sums = shared_array![u32; WARP_SIZE as usize];
+        let words = shared_array![u32; WARP_SIZE as usize];
         own.set(lane, x.get(at));
         cluster::sync();
         let mut sum = 0u32;
@@ -62,9 +63,13 @@ pub unsafe fn cluster_peers_u32(x: Global<u32>, out: GlobalMut<u32>) {
             sum = sum.rotate_left(5).wrapping_add(word).wrapping_add(all);
             i += 1;
         }
-        cluster::map_shared(sums, (rank + 1) % CLUSTER).set(lane, sum);
+        let next = (rank + 1) % CLUSTER;
+        cluster::map_shared(sums, next).set(lane, sum);
+        if lane < WARP_SIZE / 4 {
+            cluster::map_shared(words, next).set_v4(4 * lane, own.get_vec(4 * lane));
+        }
         cluster::sync();
-        out.set(at, sums.get(lane));
+        out.set(at, sums.get(lane).wrapping_add(words.get(lane)));
     }
 }
 

@@ -70,7 +70,7 @@ pub unsafe fn convert_f16_to_f32(x: Global<F16x2>, out: GlobalMut<f32>) {
     }
 }
 
-/// `x` and `y` as pairs of 8-bit floats. All are `[len]`.
+/// `x` and `y` as pairs of 8-bit floats, and two such pairs. All are `[len]`.
 ///
 /// # Safety
 /// 1. The views hold one element per thread of the grid.
@@ -80,6 +80,7 @@ pub unsafe fn convert_f32_to_fp8(
     y: Global<f32>,
     e4m3x2: GlobalMut<E4m3x2>,
     e5m2x2: GlobalMut<E5m2x2>,
+    e4m3x4: GlobalMut<u32>,
 ) {
     let i = thread::index_1d() as usize;
     // SAFETY: one element per thread.
@@ -87,6 +88,7 @@ pub unsafe fn convert_f32_to_fp8(
         let (x, y) = (x.get(i), y.get(i));
         e4m3x2.set(i, convert::f32_to_e4m3x2(x, y));
         e5m2x2.set(i, convert::f32_to_e5m2x2(x, y));
+        e4m3x4.set(i, convert::f32_to_e4m3x4([x, y, -x, -y]));
     }
 }
 

@@ -1,4 +1,5 @@
-//! `ldmatrix` and `stmatrix`: 8 x 8 matrices between shared memory and a warp's registers.
+//! `ldmatrix` and `stmatrix`: 8 x 8 matrices between shared memory and a warp's registers;
+//! `movmatrix`.
 
 use cuda_std::prelude::*;
 use cuda_std::{matrix, warp::WARP_SIZE};
@@ -12,18 +13,22 @@ pub const NUM_ROWS: u32 = 32;
 /// Words of a lane: one, two and four matrices, then one, two and four transposed matrices.
 pub const NUM_WORDS: u32 = 14;
 
+/// Words of a lane that are loaded, and one that is transposed in registers.
+pub const NUM_LOADED_WORDS: u32 = NUM_WORDS + 1;
+
 /// Rows that all forms of `stmatrix` write.
 pub const NUM_STORED_ROWS: u32 = 2 * (8 + 16 + 32);
 
-/// Each lane passes the address of row `rows[lane]` and writes the result of every form: `x` is
-/// `[NUM_ROWS, 8]` of 16 bits, `rows` `[32]`, `out` `[32, NUM_WORDS]`.
+/// Each lane passes the address of row `rows[lane]` and writes the result of every form, and the
+/// first matrix transposed: `x` is `[NUM_ROWS, 8]` of 16 bits, `rows` `[32]`, `out` `[32,
+/// NUM_LOADED_WORDS]`.
 ///
 /// # Safety
 /// 1. One warp; the views have these lengths, and rows below `NUM_ROWS`.
 #[kernel(launch_bounds(WARP_SIZE))]
 pub unsafe fn matrix_load(x: Global<u32>, rows: Global<u32>, out: GlobalMut<u32>) {
     let lane = warp::lane_id();
-    // SAFETY: initialised rows of shared memory; `NUM_WORDS` words per lane.
+    // SAFETY: initialised rows of shared memory; `NUM_LOADED_WORDS` words per lane.
     unsafe {
         let smem = shared_array![u32; (NUM_ROWS * ROW_WORDS) as usize];
         smem.set_vec(lane * ROW_WORDS, x.get_vec::<4>((lane * ROW_WORDS) as usize));
@@ -35,9 +40,9 @@ pub unsafe fn matrix_load(x: Global<u32>, rows: Global<u32>, out: GlobalMut<u32>
         let [h] = matrix::load_x1_trans(row);
         let [i, j] = matrix::load_x2_trans(row);
         let [k, l, m, n] = matrix::load_x4_trans(row);
-        let words = [a, b, c, d, e, f, g, h, i, j, k, l, m, n];
+        let words = [a, b, c, d, e, f, g, h, i, j, k, l, m, n, matrix::transpose(a)];
         for (at, word) in words.into_iter().enumerate() {
-            out.set((lane * NUM_WORDS) as usize + at, word);
+            out.set((lane * NUM_LOADED_WORDS) as usize + at, word);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `mbarrier`: a circular buffer of stages between two producer and two consumer warps.
 
+use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
 use cuda_std::warp::WARP_SIZE;
 
@@ -67,16 +68,21 @@ pub unsafe fn mbarrier_ring_u32(num_rounds: u32, x: Global<u32>, out: GlobalMut<
     }
 }
 
+/// Words of [`mbarrier_phases()`].
+pub const NUM_PHASE_WORDS: usize = 2 * 6 + 4;
+
 /// One thread writes `test_wait` of both parities before each of six steps of arrivals on a barrier
-/// of three arrivals: `out` is `[6, 2]`.
+/// of three arrivals; then a number that replaces the barrier in its memory; then `test_wait` of
+/// parity 0 before each of three arrivals on a new barrier there, of two arrivals.
 ///
 /// # Safety
-/// 1. One thread; `out` has this length.
+/// 1. One thread; `out` is `[NUM_PHASE_WORDS]`.
 #[kernel(launch_bounds(1), target(sm_90a))]
 pub unsafe fn mbarrier_phases(out: GlobalMut<u32>) {
-    // SAFETY: only this thread uses the barrier; two words per step.
+    // SAFETY: only this thread uses the barrier; two words per step, and four.
     unsafe {
-        let barrier = Mbarrier::new(shared_array![u64; 1]);
+        let words = shared_array![u64; 1];
+        let barrier = Mbarrier::new(words);
         barrier.init(3);
         let mut step = 0;
         while step < 6 {
@@ -92,5 +98,55 @@ pub unsafe fn mbarrier_phases(out: GlobalMut<u32>) {
             step += 1;
         }
         barrier.inval();
+        words.set(0, 5);
+        out.set(2 * step, words.get(0) as u32);
+        barrier.init(2);
+        let mut arrivals = 0;
+        while arrivals < 3 {
+            out.set(2 * step + 1 + arrivals, u32::from(barrier.test_wait(0)));
+            barrier.arrive();
+            arrivals += 1;
+        }
+        barrier.inval();
+    }
+}
+
+/// Words of [`mbarrier_bytes()`].
+pub const NUM_WORDS: u32 = 16;
+
+/// One thread loads `x` and writes `test_wait` while its bytes are expected, or if `EARLY` after the
+/// copy has started and before the thread arrives; then `x`: `x` is `[NUM_WORDS]`, `out`
+/// `[1 + NUM_WORDS]`.
+///
+/// # Safety
+/// 1. One thread; the views have these lengths.
+#[kernel(
+    launch_bounds(1),
+    target(sm_90a),
+    instances(mbarrier_bytes_late = <false>, mbarrier_bytes_early = <true>)
+)]
+pub unsafe fn mbarrier_bytes<const EARLY: bool>(x: Global<u32>, out: GlobalMut<u32>) {
+    // SAFETY: the words are read once they have arrived.
+    unsafe {
+        let barrier = Mbarrier::new(shared_array![u64; 1]);
+        let smem = shared_array![u32; NUM_WORDS as usize];
+        barrier.init(1);
+        fence::mbarrier_init();
+        if EARLY {
+            bulk::load(smem, x, 4 * NUM_WORDS, barrier, CacheHint::EvictFirst);
+            barrier.expect_tx(4 * NUM_WORDS);
+            out.set(0, u32::from(barrier.test_wait(0)));
+            barrier.arrive();
+        } else {
+            barrier.arrive_expect_tx(4 * NUM_WORDS);
+            out.set(0, u32::from(barrier.test_wait(0)));
+            bulk::load(smem, x, 4 * NUM_WORDS, barrier, CacheHint::EvictFirst);
+        }
+        barrier.wait(0);
+        let mut i = 0;
+        while i < NUM_WORDS {
+            out.set(1 + i as usize, smem.get(i));
+            i += 1;
+        }
     }
 }

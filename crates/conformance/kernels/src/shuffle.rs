@@ -2,10 +2,20 @@
 
 use cuda_std::prelude::*;
 
-/// Words that a thread writes: one value per lane mask, then one per lane.
-pub const NUM_VALUES: u32 = 2 * warp::WARP_SIZE;
+/// Operands of a shuffle: of each, five bits count.
+pub const NUM_OPERANDS: u32 = 2 * warp::WARP_SIZE;
 
-/// Each lane writes the value of lane `lane_id ^ mask` and of lane `mask`, for every mask:
+/// Words that a thread writes: one per operand of two shuffles.
+pub const NUM_VALUES: u32 = 2 * NUM_OPERANDS;
+
+/// An operand: one for the whole warp below 32, from there on a different one for each lane.
+#[inline(always)]
+#[track_caller]
+fn of_lane(operand: u32) -> u32 {
+    operand + operand / warp::WARP_SIZE * warp::lane_id()
+}
+
+/// Each lane writes the value of lane `lane_id ^ mask` and of lane `of_lane(mask)`, for every mask:
 /// `x` is `[num_threads]`, `out` `[num_threads, NUM_VALUES]`.
 ///
 /// # Safety
@@ -18,7 +28,7 @@ pub unsafe fn shuffle_b32(x: Global<u32>, out: GlobalMut<u32>) {
         let word = x.get(i);
         let value = f32::from_bits(word);
         let mut mask = 0;
-        while mask < warp::WARP_SIZE {
+        while mask < NUM_OPERANDS {
             let at = i * NUM_VALUES as usize + mask as usize;
             let xor = if mask.is_multiple_of(2) {
                 warp::shuffle_xor(word, mask)
@@ -26,13 +36,14 @@ pub unsafe fn shuffle_b32(x: Global<u32>, out: GlobalMut<u32>) {
                 warp::shuffle_xor(value, mask).to_bits()
             };
             out.set(at, xor);
-            out.set(at + warp::WARP_SIZE as usize, warp::shuffle_idx(value, mask).to_bits());
+            let idx = warp::shuffle_idx(value, of_lane(mask)).to_bits();
+            out.set(at + NUM_OPERANDS as usize, idx);
             mask += 1;
         }
     }
 }
 
-/// Each lane writes the values of the lanes `delta` below and `delta` above it, for every `delta`:
+/// Each lane writes the values of the lanes `of_lane(delta)` below and above it, for every `delta`:
 /// `x` is `[num_threads]`, `out` `[num_threads, NUM_VALUES]`.
 ///
 /// # Safety
@@ -44,10 +55,10 @@ pub unsafe fn shuffle_up_down_b32(x: Global<u32>, out: GlobalMut<u32>) {
     unsafe {
         let word = x.get(i);
         let mut delta = 0;
-        while delta < warp::WARP_SIZE {
+        while delta < NUM_OPERANDS {
             let at = i * NUM_VALUES as usize + delta as usize;
-            out.set(at, warp::shuffle_up(word, delta));
-            out.set(at + warp::WARP_SIZE as usize, warp::shuffle_down(word, delta));
+            out.set(at, warp::shuffle_up(word, of_lane(delta)));
+            out.set(at + NUM_OPERANDS as usize, warp::shuffle_down(word, of_lane(delta)));
             delta += 1;
         }
     }

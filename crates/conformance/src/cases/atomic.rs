@@ -4,8 +4,8 @@ use conformance_kernels::atomic::*;
 use cuda_std::launch::{Geometry, Launch};
 
 use crate::inputs::{blocks, random_words, words_of_halves};
-use crate::{Buffer, Case, Pointers, Want};
-use half::f16;
+use crate::numbers::{F16, Rounding};
+use crate::{Buffer, Case, Pointers, Tolerance, Want};
 
 /// Blocks that contend.
 const NUM_BLOCKS: usize = 4;
@@ -153,28 +153,37 @@ fn contend(name: &'static str, integer: Integer, shared: bool, kernel: Kernel) -
     Case::new(name, buffers, move |p| kernel(blocks(NUM_BLOCKS as u32, NUM_THREADS), p))
 }
 
-/// Sums of multiples of 1/8, which are exact in every order, and of subnormal numbers, which are
-/// flushed in global memory and kept in shared memory.
+/// Values that are added to one cell, and its initial value in global memory.
+struct Sum {
+    start: f64,
+    terms: fn(u32) -> f64,
+}
+
+/// Sums of f32 that are the same in every order: of small multiples of 1/8; of infinities of both
+/// signs; of terms that are each lost to rounding in global memory; and of subnormal numbers, which
+/// are flushed in global memory and kept in shared memory.
 fn add_f32() -> Case {
-    let subnormal = f32::MIN_POSITIVE / 8.0;
-    let x: Vec<f32> = (random_words(34).take(THREADS).enumerate())
-        .map(|(i, word)| match i % CELLS {
-            7 => subnormal,
-            _ => (word % 4096) as f32 / 8.0 - 256.0,
-        })
+    const SUBNORMAL: f64 = f32::MIN_POSITIVE as f64 / 8.0;
+    let sum = |cell| match cell {
+        4 => Sum { start: 0.0, terms: |word| f64::INFINITY.copysign(f64::from(word) - 2e9) },
+        5 => Sum { start: 2f64.powi(24), terms: |_| 0.25 },
+        7 => Sum { start: 0.0, terms: |_| SUBNORMAL },
+        _ => Sum { start: 0.5, terms: |word| f64::from(word % 4096) / 8.0 - 256.0 },
+    };
+    let flushed = |x: f64| if x.abs() < f64::from(f32::MIN_POSITIVE) { 0.0 } else { x };
+    let add = |sum: f64, x: f64| f64::from((sum + x) as f32);
+    let x: Vec<f64> = (random_words(34).take(THREADS).enumerate())
+        .map(|(i, word)| (sum(i % CELLS).terms)(word))
         .collect();
-    let start = 0.5f32;
-    let sum = |cell: usize| x.iter().skip(cell).step_by(CELLS).sum::<f32>();
-    let is_subnormal = |cell| cell == 7;
-    let before: Vec<u32> =
-        (0..CELLS).map(|cell| if is_subnormal(cell) { 0 } else { start.to_bits() }).collect();
-    let global = (0..CELLS).map(|cell| if is_subnormal(cell) { 0.0 } else { start + sum(cell) });
-    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
-    let shared = bits((0..CELLS).map(sum).collect());
+    let terms = |cell: usize| x.iter().copied().skip(cell).step_by(CELLS);
+    let bits = |values: &[f64]| values.iter().map(|&x| (x as f32).to_bits()).collect::<Vec<u32>>();
+    let start: Vec<f64> = (0..CELLS).map(|cell| sum(cell).start).collect();
+    let global = (0..CELLS).map(|cell| terms(cell).map(flushed).fold(start[cell], add)).collect();
+    let shared = (0..CELLS).map(|cell| terms(cell).fold(0.0, add)).collect();
     let buffers = vec![
-        Buffer::words(&bits(x.clone())),
-        Buffer::changed(&before, bits(global.collect())),
-        Buffer::Out(Want::Words(shared)),
+        Buffer::words(&bits(&x)),
+        Buffer::changed_to(&bits(&start), Want::F32(global, Tolerance::Ulps(0))),
+        Buffer::Out(Want::F32(shared, Tolerance::Ulps(0))),
     ];
     Case::new("atomic_add_f32", buffers, |p| {
         atomic_add_f32::Args { x: p.at(0), global: p.at(1), shared: p.at(2) }
@@ -182,24 +191,31 @@ fn add_f32() -> Case {
     })
 }
 
-/// Sums of small integers, and of subnormal numbers, which are kept.
+/// Sums of f16 that are the same in every order: of small integers; of infinities of both signs; of
+/// terms that are each rounded, to even in ties; and of subnormal numbers, which are kept.
 fn add_f16x2() -> Case {
-    let x: Vec<f32> = (random_words(35).take(2 * THREADS).enumerate())
-        .map(|(i, word)| match i % (2 * CELLS) {
-            3 => 2f32.powi(-24),
-            _ => (word % 128) as f32 - 64.0,
-        })
-        .collect();
-    let sum = |cell: usize| x.iter().skip(cell).step_by(2 * CELLS).sum::<f32>();
-    let halves = |values: Vec<f32>| {
-        let halves: Vec<u16> = values.into_iter().map(|x| f16::from_f32(x).to_bits()).collect();
-        words_of_halves(&halves)
+    let sum = |half| match half {
+        3 => Sum { start: 0.0, terms: |_| 2f64.powi(-24) },
+        4 => Sum { start: 2048.0, terms: |_| 1.0 },
+        5 => Sum { start: 2048.0, terms: |_| 3.0 },
+        6 => Sum { start: 0.0, terms: |word| f64::INFINITY.copysign(f64::from(word) - 2e9) },
+        _ => Sum { start: 0.0, terms: |word| f64::from(word % 128) - 64.0 },
     };
-    let sums: Vec<f32> = (0..2 * CELLS).map(sum).collect();
+    let code = |x: f64| F16.round(x, Rounding::Nearest);
+    let add = |sum: f64, x: f64| F16.value(code(sum + x));
+    let x: Vec<f64> = (random_words(35).take(2 * THREADS).enumerate())
+        .map(|(i, word)| (sum(i % (2 * CELLS)).terms)(word))
+        .collect();
+    let terms = |half: usize| x.iter().copied().skip(half).step_by(2 * CELLS);
+    let words =
+        |values: &[f64]| words_of_halves(&values.iter().map(|&x| code(x)).collect::<Vec<u16>>());
+    let start: Vec<f64> = (0..2 * CELLS).map(|half| sum(half).start).collect();
+    let global = (0..2 * CELLS).map(|half| terms(half).fold(start[half], add)).collect();
+    let shared = (0..2 * CELLS).map(|half| terms(half).fold(0.0, add)).collect();
     let buffers = vec![
-        Buffer::words(&halves(x.clone())),
-        Buffer::changed(&[0; CELLS], halves(sums.clone())),
-        Buffer::Out(Want::Words(halves(sums))),
+        Buffer::words(&words(&x)),
+        Buffer::changed_to(&words(&start), Want::F16(global, Tolerance::Ulps(0))),
+        Buffer::Out(Want::F16(shared, Tolerance::Ulps(0))),
     ];
     Case::new("atomic_add_f16x2", buffers, |p| {
         atomic_add_f16x2::Args { x: p.at(0), global: p.at(1), shared: p.at(2) }

@@ -45,7 +45,8 @@ pub fn peers() -> Case {
                 sum.rotate_left(5).wrapping_add(theirs[31 - lane]).wrapping_add(all)
             });
             let next = (rank + 1) % BLOCKS;
-            wanted[(cluster * BLOCKS + next) * 32 + lane] = sum;
+            wanted[(cluster * BLOCKS + next) * 32 + lane] =
+                sum.wrapping_add(words[rank * 32 + lane]);
         }
     }
     let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];

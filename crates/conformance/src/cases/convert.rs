@@ -157,17 +157,26 @@ pub fn to_fp8() -> Case {
     x.iter_mut().step_by(2).for_each(|x| *x = -*x);
     let (num_blocks, x) = in_blocks(x);
     let y = second(&x);
-    let pair = |format| {
-        let pairs = pairs(format, &x, &y, Rounding::NearestFinite);
-        let halves: Vec<u16> = pairs.into_iter().map(|pair| pair as u16).collect();
+    let pairs = |format, x: &[f32], y: &[f32]| pairs(format, x, y, Rounding::NearestFinite);
+    let halves = |pairs: &[u32]| {
+        let halves: Vec<u16> = pairs.iter().map(|&pair| pair as u16).collect();
         Buffer::Out(Want::Words(words_of_halves(&halves)))
     };
-    let (e4m3, e5m2) = (pair(E4M3), pair(E5M2));
-    let buffers = vec![Buffer::words(&bits(&x)), Buffer::words(&bits(&y)), e4m3, e5m2];
+    let negative = |x: &[f32]| x.iter().map(|x| -x).collect::<Vec<f32>>();
+    let (e4m3, e5m2) = (pairs(E4M3, &x, &y), pairs(E5M2, &x, &y));
+    let upper = pairs(E4M3, &negative(&x), &negative(&y));
+    let fours = e4m3.iter().zip(upper).map(|(pair, upper)| pair | upper << 16).collect();
+    let buffers = vec![
+        Buffer::words(&bits(&x)),
+        Buffer::words(&bits(&y)),
+        halves(&e4m3),
+        halves(&e5m2),
+        Buffer::Out(Want::Words(fours)),
+    ];
     Case::new("convert_f32_to_fp8", buffers, move |p| {
         let geometry = blocks(num_blocks, NUM_THREADS);
-        convert_f32_to_fp8::Args { x: p.at(0), y: p.at(1), e4m3x2: p.at(2), e5m2x2: p.at(3) }
-            .launch(geometry)
+        let (x, y, e4m3x2, e5m2x2) = (p.at(0), p.at(1), p.at(2), p.at(3));
+        convert_f32_to_fp8::Args { x, y, e4m3x2, e5m2x2, e4m3x4: p.at(4) }.launch(geometry)
     })
 }
 

@@ -11,6 +11,9 @@ use crate::{Buffer, Case, Want};
 const FORMS: [(usize, bool, usize); 6] =
     [(1, false, 0), (2, false, 1), (4, false, 3), (1, true, 7), (2, true, 8), (4, true, 10)];
 
+/// A matrix transposed in registers.
+const TRANSPOSED: (usize, bool, usize) = (1, true, 14);
+
 /// Row and column of half `half` of a lane's word of a matrix: the figure of the ISA page.
 fn place(lane: usize, half: usize, transposed: bool) -> (usize, usize) {
     let (row, column) = (lane / 4, lane % 4 * 2 + half);
@@ -27,7 +30,7 @@ pub fn load() -> Case {
     let rows: Vec<u32> = (0..32).map(|lane| (13 * lane + 7) % NUM_ROWS).collect();
     let mut wanted = Vec::new();
     for lane in 0..32 {
-        for (count, transposed, _) in FORMS {
+        for (count, transposed, _) in FORMS.into_iter().chain([TRANSPOSED]) {
             for matrix in 0..count {
                 wanted.extend([0, 1].map(|half| {
                     let (row, column) = place(lane, half, transposed);

@@ -1,7 +1,8 @@
-//! Words that pass through a circular buffer, and enumerated phases.
+//! Words that pass through a circular buffer, enumerated phases, and bytes that are expected.
 
 use conformance_kernels::mbarrier::{
-    NUM_PRODUCERS, NUM_THREADS, STAGE, mbarrier_phases, mbarrier_ring_u32,
+    NUM_PHASE_WORDS, NUM_PRODUCERS, NUM_THREADS, NUM_WORDS, STAGE, mbarrier_bytes, mbarrier_phases,
+    mbarrier_ring_u32,
 };
 
 use crate::inputs::{blocks, random_words};
@@ -27,12 +28,28 @@ pub fn ring() -> Case {
     })
 }
 
-/// A phase counts as complete until the next one is.
+/// A phase counts as complete until the next one is; a new barrier is in its first phase.
 pub fn phases() -> Case {
     let num_ended = [0u32, 0, 1, 2, 2, 3];
     let wanted = num_ended.into_iter().flat_map(|ended| [ended % 2, 1 - ended % 2]);
-    let buffers = vec![Buffer::Out(Want::Words(wanted.collect()))];
+    let wanted: Vec<u32> = wanted.chain([5, 0, 0, 1]).collect();
+    assert_eq!(wanted.len(), NUM_PHASE_WORDS);
+    let buffers = vec![Buffer::Out(Want::Words(wanted))];
     Case::new("mbarrier_phases", buffers, |p| {
         mbarrier_phases::Args { out: p.at(0) }.launch(blocks(1, 1))
+    })
+}
+
+/// A phase is complete once its bytes have arrived, whether they are expected before the copy starts
+/// or after.
+pub fn bytes() -> [Case; 2] {
+    use mbarrier_bytes::Instance;
+    [Instance::mbarrier_bytes_late, Instance::mbarrier_bytes_early].map(|instance| {
+        let x: Vec<u32> = random_words(27).take(NUM_WORDS as usize).collect();
+        let wanted = [&[0], &x[..]].concat();
+        let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
+        Case::new(instance.symbol(), buffers, move |p| {
+            mbarrier_bytes::Args { x: p.at(0), out: p.at(1) }.launch(instance, blocks(1, 1))
+        })
     })
 }

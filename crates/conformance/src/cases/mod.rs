@@ -28,7 +28,6 @@ use crate::Case;
 /// All cases, with inputs and expected outputs.
 pub fn all() -> Vec<Case> {
     let mut cases = vec![
-        registers::case(),
         shuffle::case(),
         shuffle::up_and_down(),
         vote::votes(),
@@ -58,7 +57,6 @@ pub fn all() -> Vec<Case> {
         cp_async::case(),
         mbarrier::ring(),
         mbarrier::phases(),
-        bulk::case(),
         cluster::places(),
         cluster::peers(),
         cluster::arrivals(),
@@ -68,8 +66,11 @@ pub fn all() -> Vec<Case> {
         setmaxnreg::case(),
         griddepcontrol::case(),
     ];
+    cases.extend(registers::cases());
     cases.extend(atomic::cases());
     cases.extend(cp_async::with_mbarriers());
+    cases.extend(bulk::cases());
+    cases.extend(mbarrier::bytes());
     cases.extend(mma::cases());
     cases.extend(tensor::cases());
     cases.extend(wgmma::cases());

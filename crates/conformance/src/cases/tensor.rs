@@ -47,6 +47,7 @@ fn tasks() -> Vec<Task> {
     use Swizzle::*;
     vec![
         task("1d_f32", (F32, None), (&[100], &[], &[32]), &[&[0], &[-4], &[88], &[100], &[-32]]),
+        task("1d_u8", (U8, None), (&[304], &[], &[256]), &[&[16], &[-240], &[-256]]),
         task("1d_u32", (U32, B128), (&[61], &[], &[32]), &[&[-8], &[28], &[60]]),
         task("2d_f16_none", (F16, None), (&[72, 21], &[160], &[24, 10]), &[
             &[0, 0], &[24, 10], &[56, 15], &[-8, -7], &[72, 0],
@@ -66,6 +67,7 @@ fn tasks() -> Vec<Task> {
         task("2d_column_before", (F16, B128), (&[200, 40], &[416], &[64, 32]), &[&[-8, 0]]),
         task("2d_outside", (F16, B128), (&[200, 40], &[416], &[64, 32]), &[&[0, 40], &[200, 0]]),
         task("2d_bf16_b128", (Bf16, B128), (&[64, 33], &[128], &[64, 24]), &[&[0, 0], &[32, 9]]),
+        task("2d_u16_b32", (U16, B32), (&[48, 20], &[96], &[16, 20]), &[&[16, 0], &[40, -2]]),
         task("3d_u32_b64", (U32, B64), (&[24, 9, 5], &[112, 1056], &[16, 4, 3]), &[
             &[0, 3, 1], &[-16, 7, 3], &[0, -4, 0], &[12, 6, 4],
         ]),
@@ -78,6 +80,9 @@ fn tasks() -> Vec<Task> {
         ]),
         task("4d_f32_b32", (F32, B32), (&[10, 3, 2, 3], &[48, 144, 288], &[8, 2, 2, 2]), &[
             &[0, 1, 0, 1], &[4, 2, 1, 2], &[-4, -1, -1, -1],
+        ]),
+        task("4d_u64_b128", (U64, B128), (&[16, 3, 2, 2], &[128, 384, 768], &[16, 2, 2, 2]), &[
+            &[0, 1, 0, 1], &[-2, 0, -1, 0],
         ]),
     ]
 }
@@ -136,8 +141,10 @@ impl Task {
             Element::F32 => float(number).to_le_bytes().to_vec(),
             Element::F16 => f16::from_f32(float(number)).to_le_bytes().to_vec(),
             Element::Bf16 => bf16::from_f32(float(number)).to_le_bytes().to_vec(),
+            Element::U8 => vec![number as u8],
+            Element::U16 => (number as u16).to_le_bytes().to_vec(),
             Element::U32 => number.to_le_bytes().to_vec(),
-            other => unreachable!("no task is of {other:?}"),
+            Element::U64 => u64::from(number).to_le_bytes().to_vec(),
         });
         words_of_bytes(&bytes.collect::<Vec<u8>>())
     }
@@ -169,8 +176,12 @@ impl Task {
 
     /// Corners, tensor, tensor map, images; `None` if no box can be moved this way: an H200 cannot
     /// store a box with negative coordinates, and stores units of 16 bytes, even across the end of
-    /// a row.
+    /// a row. Not all elements can be added.
     fn case(mut self, how: How) -> Option<Case> {
+        use Element::{U8, U16, U64};
+        if how == How::Add && matches!(self.spec.element, U8 | U16 | U64) {
+            return None;
+        }
         let row_bytes = self.spec.dims[0] * self.spec.element.size_bytes();
         if how != How::Load && !row_bytes.is_multiple_of(16) {
             return None;

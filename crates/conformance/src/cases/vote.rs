@@ -8,9 +8,6 @@ use crate::{Buffer, Case, Want};
 /// All lanes, halves of the warp, every other lane, a few, one.
 const MASKS: [u32; 6] = [u32::MAX, 0xffff, 0xaaaa_aaaa, 0x8000_0111, 0x0001_0000, 0xffff_0000];
 
-/// Contents of unwritten memory.
-const UNWRITTEN: u32 = u32::MAX;
-
 /// Words whose bit 0 is set in all lanes and bit 1 in none, for unanimous votes; few different
 /// values in byte 2, and one value in byte 3 of the lower half of the warp.
 pub fn votes() -> Case {
@@ -24,11 +21,8 @@ pub fn votes() -> Case {
     let mut wanted = Vec::new();
     for (i, mask) in MASKS.into_iter().enumerate() {
         for lane in 0..32 {
-            if mask >> lane & 1 == 1 {
-                wanted.extend(values(&words, mask, i, lane));
-            } else {
-                wanted.extend([UNWRITTEN; NUM_VALUES as usize]);
-            }
+            let mask = if mask >> lane & 1 == 1 { mask } else { !mask };
+            wanted.extend(values(&words, mask, i, lane));
         }
     }
     let buffers =
@@ -64,18 +58,15 @@ fn values(words: &[u32], mask: u32, i: usize, lane: usize) -> [u32; NUM_VALUES a
         all(&|a, b| a & b),
         all(&|a, b| a | b),
         all(&|a, b| a ^ b),
+        words[mask.trailing_zeros() as usize],
+        words[lane],
+        1,
     ]
 }
 
 /// Any one lane of the mask, and the same one twice.
 pub fn elections() -> Case {
-    let mut wanted = Vec::new();
-    for mask in MASKS {
-        for lane in 0..32 {
-            let in_mask = mask >> lane & 1 == 1;
-            wanted.extend([if in_mask { 1 } else { UNWRITTEN }; 2]);
-        }
-    }
+    let wanted = vec![1; MASKS.len() * 32 * 2];
     let buffers = vec![Buffer::words(&MASKS), Buffer::Out(Want::Words(wanted))];
     Case::new("vote_elect", buffers, |p| {
         vote_elect::Args { num_masks: MASKS.len() as u32, masks: p.at(0), out: p.at(1) }

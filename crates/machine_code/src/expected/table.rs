@@ -93,7 +93,7 @@ pub const EXPECTED: &[(&str, &[&str])] = &[
     ("math_bits_u32", &["PRMT", "LOP3"]),
     ("math_rounded_f32", &["FFMA", "FMNMX"]),
     ("math_transcendental_f32", &["MUFU.SQRT", "MUFU.LG2", "MUFU.TANH", "MUFU.SIN", "MUFU.COS"]),
-    ("matrix_load", &["LDSM.16.M88.4", "LDSM.16.MT88.4"]),
+    ("matrix_load", &["LDSM.16.M88.4", "LDSM.16.MT88.4", "MOVM"]),
     ("matrix_store", &["STSM.16.M88.4", "STSM.16.MT88.4"]),
     ("mbarrier_", &["SYNCS.PHASECHK"]),
     ("mma_f16", &["HMMA.16816.F16"]),
