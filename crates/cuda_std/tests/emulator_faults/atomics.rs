@@ -5,8 +5,8 @@ use cuda_std::atomic::{Order, Scope};
 use cuda_std::prelude::*;
 use simt::FaultKind;
 
-use crate::NO_FAULT;
-use crate::planted::{assert_found, assert_right, geometry, run};
+use super::NO_FAULT;
+use super::planted::{assert_found, assert_right, geometry, run};
 
 const THREADS: u32 = 32;
 const BLOCKS: u32 = 4;
@@ -101,4 +101,74 @@ fn a_semaphore_of_blocks() {
     let scope = sum(Instance::split_in_block_scope);
     let report = assert_found(&scope, "split_in_block_scope", &["semaphore.fetch_add("], is_race);
     assert!(report.contains("`semaphore` + 0 (of 4)"), "{report}");
+}
+
+/// Block 0 sets a flag after its message; the others wait for the flag and read the message.
+#[kernel(
+    launch_bounds(1),
+    instances(
+        pass = <NO_FAULT>,
+        pass_by_fences = <FENCES>,
+        pass_without_fences = <NO_FENCES>,
+        pass_without_release = <NO_RELEASE>,
+        pass_without_acquire = <NO_ACQUIRE>,
+        pass_in_block_scope = <BLOCK_SCOPE>
+    )
+)]
+unsafe fn pass_message<const FAULT: u32>(
+    flag: GlobalMut<u32>,
+    message: GlobalMut<f32>,
+    out: GlobalMut<f32>,
+) {
+    let scope = if FAULT == BLOCK_SCOPE { Scope::Block } else { Scope::Gpu };
+    let fence = || {
+        if FAULT == FENCES {
+            atomic::fence(Scope::Gpu);
+        }
+    };
+    // SAFETY: a flag, a message, and an output for each block.
+    unsafe {
+        if thread::block_idx_x() == 0 {
+            message.set(0, 42.0);
+            fence();
+            if matches!(FAULT, FENCES | NO_FENCES | NO_RELEASE) {
+                flag.store_relaxed(0, 1, scope);
+            } else {
+                flag.store_release(0, 1, scope);
+            }
+        } else {
+            let is_relaxed = matches!(FAULT, FENCES | NO_FENCES | NO_ACQUIRE);
+            let load = || match is_relaxed {
+                true => flag.load_relaxed(0, scope),
+                false => flag.load_acquire(0, scope),
+            };
+            while load() == 0 {
+                atomic::nanosleep(100);
+            }
+            fence();
+        }
+        out.set(thread::block_idx_x() as usize, message.get(0));
+    }
+}
+
+#[test]
+fn a_flag_of_a_message() {
+    use pass_message::Instance;
+    let pass = |instance| {
+        run(move |device| {
+            let (flag, message) = (device.zeros("flag", 1), device.zeros("message", 1));
+            pass_message::Args { flag, message, out: device.out(BLOCKS as usize) }
+                .launch(instance, geometry(BLOCKS, 1))
+        })
+    };
+    let is_race = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. });
+    for &instance in Instance::ALL {
+        match instance {
+            Instance::pass | Instance::pass_by_fences => assert_right(&pass(instance), |_| 42.0),
+            wrong => {
+                let lines = ["message.", "flag."];
+                assert_found(&pass(wrong), wrong.symbol(), &lines, is_race);
+            }
+        }
+    }
 }

@@ -3,8 +3,8 @@
 use cuda_std::prelude::*;
 use simt::FaultKind;
 
-use crate::NO_FAULT;
-use crate::planted::{
+use super::NO_FAULT;
+use super::planted::{
     assert_found, assert_right, geometry, is_deadlock, is_invalid, is_unordered, run,
 };
 

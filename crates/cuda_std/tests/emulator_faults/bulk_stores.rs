@@ -3,8 +3,8 @@
 use cuda_std::prelude::*;
 use simt::FaultKind;
 
-use crate::NO_FAULT;
-use crate::planted::{assert_found, assert_right, geometry, run};
+use super::NO_FAULT;
+use super::planted::{assert_found, assert_right, geometry, run};
 
 const ROWS: u32 = 2;
 

@@ -3,8 +3,8 @@
 use cuda_std::prelude::*;
 use simt::FaultKind;
 
-use crate::NO_FAULT;
-use crate::planted::{assert_found, assert_right, geometry, is_deadlock, is_unordered, run};
+use super::NO_FAULT;
+use super::planted::{assert_found, assert_right, geometry, is_deadlock, is_unordered, run};
 
 const THREADS: u32 = 64;
 
@@ -181,4 +181,52 @@ fn copies_that_an_mbarrier_ends() {
     let missing = copies(Instance::one_does_not_arrive);
     let report = assert_found(&missing, "one_does_not_arrive", &["full.wait("], is_deadlock);
     assert!(report.contains("with 1 of 64 arrivals and 0 bytes missing"), "{report}");
+}
+
+/// Groups of one copy of four elements each.
+const GROUPS: u32 = 8;
+
+/// Waits for all but `PENDING` groups; reads those that were waited for, and `TOO_MANY` more.
+#[kernel(
+    launch_bounds(1),
+    instances(
+        wait_0 = <0, 0>, wait_1 = <1, 0>, wait_2 = <2, 0>, wait_3 = <3, 0>, wait_4 = <4, 0>,
+        wait_5 = <5, 0>, wait_6 = <6, 0>,
+        read_1 = <1, 1>, read_2 = <2, 1>, read_3 = <3, 1>, read_4 = <4, 1>, read_5 = <5, 1>,
+        read_6 = <6, 1>
+    )
+)]
+unsafe fn read_groups<const PENDING: u32, const TOO_MANY: u32>(
+    x: Global<f32>,
+    out: GlobalMut<f32>,
+) {
+    // SAFETY: `GROUPS` times four elements.
+    unsafe {
+        let smem = dynamic_shared_mem::<f32>();
+        for group in 0..GROUPS {
+            cp_async::copy_vec::<4, _>(smem, 4 * group, x, 4 * group as usize, true);
+            cp_async::commit();
+        }
+        cp_async::wait(PENDING);
+        for group in 0..GROUPS - PENDING + TOO_MANY {
+            out.set_vec::<4>(4 * group as usize, smem.get_vec(4 * group));
+        }
+    }
+}
+
+#[test]
+fn groups_that_are_pending() {
+    for &instance in read_groups::Instance::ALL {
+        let runs = run(move |device| {
+            let x = device.numbers("x", 4 * GROUPS as usize);
+            let out = device.out(4 * (GROUPS - instance.pending()) as usize);
+            read_groups::Args { x, out }.launch(instance, geometry(1, 1))
+        });
+        if instance.too_many() == 0 {
+            assert_right(&runs, |i| i as f32);
+        } else {
+            let lines = ["cp_async::copy_vec::", "smem.get_vec("];
+            assert_found(&runs, instance.symbol(), &lines, is_not_waited_for);
+        }
+    }
 }

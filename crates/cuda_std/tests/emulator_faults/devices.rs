@@ -6,8 +6,8 @@ use cuda_std::peer;
 use cuda_std::prelude::*;
 use simt::{Fault, FaultKind, Init, Memory, Unordered};
 
-use crate::NO_FAULT;
-use crate::planted::{assert_found, assert_right, geometry};
+use super::NO_FAULT;
+use super::planted::{assert_found, assert_right, geometry};
 
 const NUM_DEVICES: usize = 2;
 const NUM_CALLS: usize = 3;

@@ -4,8 +4,8 @@ use cuda_std::launch::{Geometry, Launch};
 use cuda_std::prelude::*;
 use simt::{FaultKind, Memory};
 
-use crate::NO_FAULT;
-use crate::planted::{assert_found, assert_right, geometry, run};
+use super::NO_FAULT;
+use super::planted::{assert_found, assert_right, geometry, run};
 
 #[kernel(launch_bounds(64))]
 unsafe fn nothing() {}

@@ -3,8 +3,8 @@
 use cuda_std::prelude::*;
 use simt::FaultKind;
 
-use crate::NO_FAULT;
-use crate::planted::{
+use super::NO_FAULT;
+use super::planted::{
     assert_found, assert_right, geometry, is_deadlock, is_invalid, is_unordered, run,
 };
 
@@ -16,6 +16,8 @@ const COUNT_TOO_LARGE: u32 = 2;
 const ARRIVES_FIRST: u32 = 3;
 const NO_INIT: u32 = 4;
 const INIT_NOT_SEEN: u32 = 5;
+const NO_FULL_WAIT: u32 = 6;
+const NO_EMPTY_WAIT: u32 = 7;
 
 /// Each lane of warp 0 passes a number to warp 1, through stages with full and empty mbarriers.
 #[kernel(
@@ -26,7 +28,9 @@ const INIT_NOT_SEEN: u32 = 5;
         ring_count_too_large = <COUNT_TOO_LARGE>,
         ring_arrives_first = <ARRIVES_FIRST>,
         ring_without_init = <NO_INIT>,
-        ring_init_not_seen = <INIT_NOT_SEEN>
+        ring_init_not_seen = <INIT_NOT_SEEN>,
+        ring_reads_early = <NO_FULL_WAIT>,
+        ring_writes_early = <NO_EMPTY_WAIT>
     )
 )]
 unsafe fn pass_f32<const FAULT: u32>(out: GlobalMut<f32>) {
@@ -57,7 +61,9 @@ unsafe fn pass_f32<const FAULT: u32>(out: GlobalMut<f32>) {
             let (full, empty) = (full.offset(stage), empty.offset(stage));
             let slots = smem.offset(32 * stage);
             if warp::warp_idx() == 0 {
-                empty.wait(phase ^ 1);
+                if FAULT != NO_EMPTY_WAIT {
+                    empty.wait(phase ^ 1);
+                }
                 if FAULT == ARRIVES_FIRST {
                     full.arrive();
                 }
@@ -66,7 +72,9 @@ unsafe fn pass_f32<const FAULT: u32>(out: GlobalMut<f32>) {
                     full.arrive();
                 }
             } else {
-                full.wait(phase);
+                if FAULT != NO_FULL_WAIT {
+                    full.wait(phase);
+                }
                 let number = slots.get(31 - lane);
                 empty.arrive();
                 out.set((32 * round + lane) as usize, number);
@@ -106,4 +114,38 @@ fn a_ring_of_stages() {
     assert_found(&not_seen, "ring_init_not_seen", &barriers, |kind| {
         none(kind) || matches!(kind, FaultKind::Race { .. })
     });
+    let early = pass(Instance::ring_reads_early);
+    assert_found(&early, "ring_reads_early", &accesses, is_unordered);
+    // Or a producer arrives twice in a phase, and the consumer waits for one that has passed.
+    let early = pass(Instance::ring_writes_early);
+    let lines = [&accesses[..], &barriers[..]].concat();
+    assert_found(&early, "ring_writes_early", &lines, |kind| {
+        is_unordered(kind) || is_deadlock(kind)
+    });
+}
+
+/// Arrives on an mbarrier, or on what was one.
+#[kernel(launch_bounds(1), instances(arrives = <false>, arrives_after_inval = <true>))]
+unsafe fn arrive_and_inval<const INVAL_FIRST: bool>() {
+    // SAFETY: a word of shared memory.
+    let barrier = unsafe { Mbarrier::new(dynamic_shared_mem()) };
+    barrier.init(1);
+    if INVAL_FIRST {
+        barrier.inval();
+    }
+    barrier.arrive();
+    if !INVAL_FIRST {
+        barrier.inval();
+    }
+}
+
+#[test]
+fn an_mbarrier_that_is_no_longer_one() {
+    use arrive_and_inval::Instance;
+    let arrive =
+        |instance| run(move |_| arrive_and_inval::Args {}.launch(instance, geometry(1, 1)));
+    assert_right(&arrive(Instance::arrives), |_| unreachable!("there is no output"));
+    let invalid = arrive(Instance::arrives_after_inval);
+    let why = is_invalid("mbarrier.init makes one");
+    assert_found(&invalid, "arrives_after_inval", &["barrier.arrive("], why);
 }

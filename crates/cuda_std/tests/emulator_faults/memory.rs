@@ -5,7 +5,7 @@ use cuda_std::launch::DevicePtr;
 use cuda_std::prelude::*;
 use simt::FaultKind;
 
-use crate::planted::{assert_found, assert_right, geometry, run};
+use super::planted::{assert_found, assert_right, geometry, run};
 
 const THREADS: u32 = 64;
 

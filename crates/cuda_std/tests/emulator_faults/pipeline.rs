@@ -5,8 +5,8 @@ use cuda_std::prelude::*;
 use cuda_std::tensor_map::{Element, L2Promotion, Swizzle, TensorMapSpec};
 use simt::FaultKind;
 
-use crate::NO_FAULT;
-use crate::planted::{Run, assert_found, assert_right, geometry, is_deadlock, is_invalid, run};
+use super::NO_FAULT;
+use super::planted::{Run, assert_found, assert_right, geometry, is_deadlock, is_invalid, run};
 
 /// A tile is 8 rows of 32 floats, of 128 bytes.
 const ROWS: u32 = 8;

@@ -5,7 +5,7 @@ use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
 use simt::{FaultKind, Memory};
 
-use crate::planted::{assert_found, assert_right, geometry, is_deadlock, is_invalid, run};
+use super::planted::{assert_found, assert_right, geometry, is_deadlock, is_invalid, run};
 
 /// One warpgroup releases registers, so that two others can take more: 240 each are too many.
 #[kernel(

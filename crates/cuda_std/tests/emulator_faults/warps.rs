@@ -4,8 +4,12 @@ use cuda_std::mma::{FragmentA, FragmentB, m16n8k16};
 use cuda_std::prelude::*;
 use cuda_std::{matrix, warp};
 use half::f16;
+use simt::FaultKind;
 
-use crate::planted::{assert_found, assert_right, geometry, is_deadlock, run, source_line};
+use super::NO_FAULT;
+use super::planted::{
+    assert_found, assert_right, geometry, is_deadlock, is_unordered, run, source_line,
+};
 
 const SHUFFLE: u32 = 0;
 const VOTE: u32 = 1;
@@ -99,4 +103,128 @@ fn a_shuffle_that_is_paired_with_another_line() {
             fault.to_string().contains("before that, shfl.sync.bfly.b32 paired two source lines")
         );
     }
+}
+
+const MISALIGNED: u32 = 1;
+const NOT_WRITTEN: u32 = 2;
+const NOT_ORDERED: u32 = 3;
+
+/// Loads a matrix, and stores it with 1 added to each word; lanes that hold no row pass no address.
+#[kernel(
+    launch_bounds(32),
+    target(sm_90a),
+    instances(
+        rows = <NO_FAULT>,
+        rows_misaligned = <MISALIGNED>,
+        rows_not_written = <NOT_WRITTEN>,
+        rows_not_ordered = <NOT_ORDERED>
+    )
+)]
+unsafe fn add_to_rows<const FAULT: u32>(out: GlobalMut<f32>) {
+    let lane = warp::lane_id();
+    // SAFETY: 8 rows of 16 bytes, and 16 bytes more; 32 outputs.
+    unsafe {
+        let smem: Shared<u32> = dynamic_shared_mem();
+        if FAULT != NOT_WRITTEN || lane != 30 {
+            smem.set(lane, lane);
+        }
+        smem.set(32 + lane, 0);
+        if FAULT != NOT_ORDERED {
+            warp::sync_warp();
+        }
+        let row = smem.offset(4 * lane + if FAULT == MISALIGNED { 2 } else { 0 });
+        let row = if lane < 8 { row } else { Shared::from_address(3) };
+        let [word] = matrix::load_x1(row);
+        matrix::store_x1(row, [word + 1]);
+        warp::sync_warp();
+        out.set(lane as usize, smem.get(lane) as f32);
+    }
+}
+
+#[test]
+fn rows_of_a_matrix() {
+    use add_to_rows::Instance;
+    let add = |instance| {
+        run(move |device| {
+            add_to_rows::Args { out: device.out(32) }.launch(instance, geometry(1, 32))
+        })
+    };
+    assert_right(&add(Instance::rows), |i| (i + 1) as f32);
+    let loads = ["load_x1("];
+    assert_found(&add(Instance::rows_misaligned), "rows_misaligned", &loads, |kind| {
+        matches!(kind, FaultKind::Misaligned { align: 16, .. })
+    });
+    assert_found(
+        &add(Instance::rows_not_written),
+        "rows_not_written",
+        &loads,
+        |kind| matches!(kind, FaultKind::Uninitialised(access) if access.bytes == 16),
+    );
+    let lines = ["load_x1(", "smem.set("];
+    assert_found(&add(Instance::rows_not_ordered), "rows_not_ordered", &lines, is_unordered);
+}
+
+const READS_OUTSIDE: u32 = 1;
+const SHUFFLES_FROM_OUTSIDE: u32 = 2;
+const VOTES_FROM_OUTSIDE: u32 = 3;
+const SYNCS_FROM_OUTSIDE: u32 = 4;
+const NO_BARRIER: u32 = 5;
+
+/// The lower lanes read each other's numbers, through memory and by a shuffle of their mask.
+#[kernel(
+    launch_bounds(64),
+    instances(
+        masked = <NO_FAULT>,
+        reads_outside = <READS_OUTSIDE>,
+        shuffles_from_outside = <SHUFFLES_FROM_OUTSIDE>,
+        votes_from_outside = <VOTES_FROM_OUTSIDE>,
+        syncs_from_outside = <SYNCS_FROM_OUTSIDE>,
+        masked_without_barrier = <NO_BARRIER>
+    )
+)]
+unsafe fn exchange<const FAULT: u32>(out: GlobalMut<f32>) {
+    const MASK: u32 = 0x0000_ffff;
+    let (i, is_lower) = (thread::thread_idx_x(), warp::lane_id() < 16);
+    // SAFETY: 64 elements each.
+    unsafe {
+        let smem = shared_array![f32; 64];
+        smem.set(i, i as f32);
+        if (is_lower || FAULT == SYNCS_FROM_OUTSIDE) && FAULT != NO_BARRIER {
+            warp::sync_lanes(MASK);
+        }
+        if is_lower || FAULT == VOTES_FROM_OUTSIDE {
+            warp::ballot(MASK, true);
+        }
+        let mut number = smem.get(if is_lower { i ^ 15 } else { i });
+        if is_lower || FAULT == SHUFFLES_FROM_OUTSIDE {
+            let lane_mask = if FAULT == READS_OUTSIDE { 16 } else { 15 };
+            number = warp::shuffle_xor_among(MASK, number, lane_mask);
+        }
+        out.set(i as usize, number);
+    }
+}
+
+#[test]
+fn lanes_outside_of_a_mask() {
+    use exchange::Instance;
+    let exchange = |instance| {
+        run(move |device| exchange::Args { out: device.out(64) }.launch(instance, geometry(1, 64)))
+    };
+    assert_right(&exchange(Instance::masked), |i| i as f32);
+    for (instance, line, why) in [
+        (Instance::reads_outside, "shuffle_xor_among(", "by shfl.sync.bfly.b32, whose mask"),
+        (Instance::shuffles_from_outside, "shuffle_xor_among(", "calls shfl.sync.bfly.b32 with"),
+        (Instance::votes_from_outside, "ballot(", "calls vote.sync.ballot.b32 with"),
+        (Instance::syncs_from_outside, "sync_lanes(", "calls bar.warp.sync with"),
+    ] {
+        let is_panic = |kind: &FaultKind| {
+            let FaultKind::Panic(text) = kind else { return false };
+            text.contains(why) && text.contains("the mask 0x0000ffff")
+                || text.contains(why) && text.contains("whose mask 0x0000ffff")
+        };
+        assert_found(&exchange(instance), instance.symbol(), &[line], is_panic);
+    }
+    let lines = ["smem.set(", "smem.get("];
+    let missing = exchange(Instance::masked_without_barrier);
+    assert_found(&missing, "masked_without_barrier", &lines, is_unordered);
 }

@@ -8,8 +8,8 @@ use cuda_std::wgmma::{
 use half::f16;
 use simt::FaultKind;
 
-use crate::NO_FAULT;
-use crate::planted::{assert_found, assert_right, geometry, is_deadlock, is_invalid, run};
+use super::NO_FAULT;
+use super::planted::{assert_found, assert_right, geometry, is_deadlock, is_invalid, run};
 
 /// Columns of D, and of each row of A and B: 128 bytes.
 const N: u32 = 8;

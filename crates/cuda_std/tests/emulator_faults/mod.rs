@@ -13,6 +13,7 @@ mod memory;
 mod pipeline;
 mod planted;
 mod progress;
+mod tensors;
 mod warps;
 mod wgmma;
 
