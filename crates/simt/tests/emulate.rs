@@ -419,7 +419,7 @@ fn loops_without_an_instruction() {
 #[test]
 fn a_loop_without_an_instruction_ends_the_process() {
     let test = std::env::current_exe().unwrap();
-    let arguments = ["--exact", "loops_without_an_instruction", "--ignored"];
+    let arguments = ["--exact", "emulate::loops_without_an_instruction", "--ignored"];
     let output = std::process::Command::new(test).args(arguments).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");

@@ -1,0 +1,4 @@
+//! The emulator by kernels written as closures.
+
+mod asynchronous;
+mod emulate;
