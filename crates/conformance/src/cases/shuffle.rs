@@ -20,7 +20,7 @@ pub fn case() -> Case {
     let mut wanted = Vec::new();
     for thread in 0..x.len() {
         let (warp, lane) = (thread / 32 * 32, thread % 32);
-        wanted.extend((0..NUM_OPERANDS as usize).map(|mask| x[warp + (lane ^ mask % 32)]));
+        wanted.extend((0..NUM_OPERANDS as usize).map(|mask| x[warp + (lane ^ (mask % 32))]));
         wanted.extend(operands(lane).map(|from| x[warp + from]));
     }
     assert_eq!(wanted.len(), x.len() * NUM_VALUES as usize);
