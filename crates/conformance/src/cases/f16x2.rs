@@ -11,13 +11,16 @@ use crate::{Buffer, Case, Tolerance, Want};
 const NUM_TRIPLES: usize = 80 * NUM_THREADS as usize;
 
 /// Zero, the smallest and largest subnormal and normal numbers, 1 and the number after it,
-/// infinity, NaN.
-const F16_SPECIAL: [u16; 9] = [0, 1, 0x03ff, 0x0400, 0x3c00, 0x3c01, 0x7bff, 0x7c00, 0x7e00];
-const BF16_SPECIAL: [u16; 9] = [0, 1, 0x007f, 0x0080, 0x3f80, 0x3f81, 0x7f7f, 0x7f80, 0x7fc0];
+/// infinity, NaN; and two whose product is a tie, where the least addend decides: 3 and 683, 7 and
+/// 37.
+const F16_SPECIAL: [u16; 11] =
+    [0, 1, 0x03ff, 0x0400, 0x3c00, 0x3c01, 0x7bff, 0x7c00, 0x7e00, 0x4200, 0x6156];
+const BF16_SPECIAL: [u16; 11] =
+    [0, 1, 0x007f, 0x0080, 0x3f80, 0x3f81, 0x7f7f, 0x7f80, 0x7fc0, 0x40e0, 0x4214];
 
 /// Operands `a`, `b`, `c`: special magnitudes of both signs, then random bits; every second random
 /// triple is near `one`.
-fn operands(special: [u16; 9], one: u16) -> [Vec<u16>; 3] {
+fn operands(special: [u16; 11], one: u16) -> [Vec<u16>; 3] {
     let specials: Vec<u16> = special.into_iter().flat_map(|code| [code, code | 0x8000]).collect();
     let mut triples = Vec::new();
     for &a in &specials {

@@ -287,3 +287,47 @@ fn products_of_two_shapes_need_a_fence() {
     let lines = ["mma_rs(&narrow_a"];
     assert_found(&unfenced, "product_of_two_shapes_without_fence", &lines, is_unfenced);
 }
+
+/// [`multiply()`] on two accumulators in turn, of which one stays in flight.
+#[kernel(launch_bounds(128), target(sm_90a))]
+unsafe fn multiply_in_turn(out: GlobalMut<f32>) {
+    let t = thread::thread_idx_x();
+    // SAFETY: 64 rows of A and 8 of B, of 128 bytes; an element of the output each.
+    unsafe {
+        let smem: Shared<u32> = dynamic_shared_mem();
+        if t < 64 + N {
+            let element = u32::from(value(t % 64).to_bits());
+            (0..WORDS).for_each(|word| smem.set(WORDS * t + word, element << 16 | element));
+        }
+        fence::proxy_async_shared();
+        thread::sync_threads();
+        let tile = |row: u32, step: u32| -> MatrixDescriptor<f16, KMajor> {
+            let tile = smem.offset(WORDS * row).cast();
+            MatrixDescriptor::k_major(tile, Swizzle::B128).advance(32 * step)
+        };
+        let mut sums = [Accumulator::<4>::zero().start(), Accumulator::<4>::zero().start()];
+        for step in 0..K / 16 {
+            sums[step as usize % 2].mma(tile(0, step), tile(64, step), step > 1);
+            wgmma::commit();
+            wgmma::wait_group::<1>();
+            wgmma::fence();
+        }
+        let [even, odd] = sums;
+        let (even, odd) = (even.wait::<1>().values(), odd.wait::<0>().values());
+        for i in 0..4 {
+            let at = row(t, i) * N + column(t, i);
+            out.set(at as usize, even[i as usize] + odd[i as usize]);
+        }
+    }
+}
+
+#[test]
+fn accumulators_in_flight() {
+    let runs = run(|device| {
+        let mut geometry = geometry(1, 128);
+        geometry.shared_bytes = (64 + N) * 128;
+        multiply_in_turn::Args { out: device.out(64 * N as usize) }.launch(geometry)
+    });
+    let factor = |row: usize| value(row as u32).to_f32();
+    assert_right(&runs, |i| K as f32 * factor(i / N as usize) * factor(i % N as usize));
+}
