@@ -2,8 +2,8 @@
 //!
 //! A [`Case`] is one kernel of `conformance_kernels`, its buffers, and an oracle's expected
 //! outputs. The emulator runs it everywhere and is compared with the oracle's results, rounded
-//! once; a GPU, where there is one, is compared with both. An instruction that passes on both is emulated as the hardware
-//! executes it.
+//! once; a GPU, where there is one, is compared with both. An instruction that passes on both is
+//! emulated as the hardware executes it.
 //!
 //! To add an instruction group:
 //! 1. a kernel in `kernels/src/<group>.rs`, under `target(sm_90a)` if `sm_80` lacks the

@@ -114,8 +114,8 @@ pub unsafe fn mbarrier_phases(out: GlobalMut<u32>) {
 /// Words of [`mbarrier_bytes()`].
 pub const NUM_WORDS: u32 = 16;
 
-/// One thread loads `x` and writes `test_wait` while its bytes are expected, or if `EARLY` after the
-/// copy has started and before the thread arrives; then `x`: `x` is `[NUM_WORDS]`, `out`
+/// One thread loads `x` and writes `test_wait` while its bytes are expected, or if `EARLY` after
+/// the copy has started and before the thread arrives; then `x`: `x` is `[NUM_WORDS]`, `out`
 /// `[1 + NUM_WORDS]`.
 ///
 /// # Safety

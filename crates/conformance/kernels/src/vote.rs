@@ -1,4 +1,5 @@
-//! `vote.sync`, `match.sync`, `redux.sync`, `elect.sync` and shuffles, for all lanes and for subsets.
+//! `vote.sync`, `match.sync`, `redux.sync`, `elect.sync` and shuffles, for all lanes and for
+//! subsets.
 
 use cuda_std::prelude::*;
 
@@ -6,8 +7,8 @@ use cuda_std::prelude::*;
 pub const NUM_VALUES: u32 = 16;
 
 /// The lanes of each of `masks`, and all other lanes, vote on bit `i` of their words, match their
-/// third and fourth bytes, and reduce and shuffle their words: `masks` is `[num_masks]`, `x` `[32]`,
-/// `out` `[num_masks, 32, NUM_VALUES]`.
+/// third and fourth bytes, and reduce and shuffle their words: `masks` is `[num_masks]`, `x`
+/// `[32]`, `out` `[num_masks, 32, NUM_VALUES]`.
 ///
 /// # Safety
 /// 1. One warp; the views have these lengths.
@@ -55,9 +56,9 @@ fn own_mask(mask: u32) -> u32 {
     if mask >> warp::lane_id() & 1 == 1 { mask } else { !mask }
 }
 
-/// The lanes of each of `masks`, and all other lanes, write how many lanes were elected, and whether
-/// a second election elected the same lane, one of the mask: `masks` is `[num_masks]`, `out`
-/// `[num_masks, 32, 2]`.
+/// The lanes of each of `masks`, and all other lanes, write how many lanes were elected, and
+/// whether a second election elected the same lane, one of the mask: `masks` is `[num_masks]`,
+/// `out` `[num_masks, 32, 2]`.
 ///
 /// # Safety
 /// 1. One warp; the views have these lengths.

@@ -40,8 +40,8 @@ pub fn phases() -> Case {
     })
 }
 
-/// A phase is complete once its bytes have arrived, whether they are expected before the copy starts
-/// or after.
+/// A phase is complete once its bytes have arrived, whether they are expected before the copy
+/// starts or after.
 pub fn bytes() -> [Case; 2] {
     use mbarrier_bytes::Instance;
     [Instance::mbarrier_bytes_late, Instance::mbarrier_bytes_early].map(|instance| {
