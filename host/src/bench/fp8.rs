@@ -1,27 +1,23 @@
 //! Linear layers of 8-bit floats on a GPU, timed as [`kernels`](super::kernels) says.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use cuda_std::E4m3;
-use cuda_std::launch::{DevicePtr, Launch};
-use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
+use cuda_std::launch::{Launch, LaunchError};
 use half::f16;
-use kernels::Rows;
-use kernels::gemm::{Fp8Accumulate, Gpu, LinearFp8, LinearFp8Operands, Out16, WeightScales};
-use rand::{RngExt, SeedableRng};
+use kernels::gemm::{Fp8Accumulate, LinearFp8, LinearFp8Operands, WeightScales};
+use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use super::gemm::{self, Shape};
-use super::kernels::{
-    BenchError, Row, calls_per_round, check_error, num_copies, relative_error, us_per_call_of,
-};
+use super::kernels::{BenchError, Row};
 use super::random::RandomWeights;
-use crate::exec::ExecError;
-use crate::exec::cuda::KernelBench;
+use super::stored::{self, Call, Layer, Maps};
 
-const MAX_COPIES: usize = 48;
-const SAMPLES: usize = 256;
+/// The largest E4M3.
+const LARGEST: f32 = 448.0;
 
 /// The layers of [`gemm::shapes`] that tiles compute: prompts, and batches of more than 16 rows.
 pub fn shapes() -> Vec<Shape> {
@@ -39,109 +35,74 @@ pub struct Subject {
     pub cubin_dir: Option<PathBuf>,
 }
 
-impl Subject {
-    /// Its name among the types of operands.
-    fn dtype(&self) -> &'static str {
-        match self.accumulate {
+/// Measures `subject` at a shape.
+///
+/// # Errors
+/// [`BenchError`]; [`ExecError::Unsupported`](crate::exec::ExecError::Unsupported) in it where no
+/// kernel takes the shape.
+pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
+    let layer = Fp8Layer::new(subject.accumulate, shape);
+    stored::measure(subject.gpu, subject.cubin_dir.clone(), &layer)
+}
+
+struct Fp8Layer {
+    accumulate: Fp8Accumulate,
+    shape: Shape,
+    x: Quantised,
+    weight: Quantised,
+}
+
+impl Fp8Layer {
+    fn new(accumulate: Fp8Accumulate, shape: Shape) -> Self {
+        let Shape { m, n, k } = shape;
+        let (x, weight) = (Quantised::random(m, k, 1), Quantised::random(n, k, 2));
+        Fp8Layer { accumulate, shape, x, weight }
+    }
+}
+
+impl Layer for Fp8Layer {
+    fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    fn names(&self) -> (&'static str, String) {
+        let dtype = match self.accumulate {
             Fp8Accumulate::TwoLevel => "e4m3",
             Fp8Accumulate::Fast => "e4m3_fast",
-        }
+        };
+        ("halfwarp", dtype.to_owned())
     }
 
     /// About 14 bits of accumulators over all of k, or over 128 of it.
-    fn error_bound(&self) -> f64 {
+    fn max_error(&self) -> f64 {
         match self.accumulate {
             Fp8Accumulate::TwoLevel => 1e-3,
             Fp8Accumulate::Fast => 4e-3,
         }
     }
-}
 
-/// Measures `subject` at a shape.
-///
-/// # Errors
-/// [`BenchError`]; [`ExecError::Unsupported`] in it where no kernel takes the shape.
-pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
-    let Shape { m, n, k } = shape;
-    let mut bench = KernelBench::open(subject.gpu, subject.cubin_dir.clone())?;
-    let (x, weight) = (Quantised::random(m, k, 1), Quantised::random(n, k, 2));
-    let bytes = m * k + n * k + size_of::<f16>() * m * n;
-    let copies = num_copies(bytes, MAX_COPIES);
-    let calls = calls_per_round(copies);
+    fn operands(&self) -> Vec<Cow<'_, [u8]>> {
+        [&self.x, &self.weight].map(Quantised::operands).into_iter().flatten().collect()
+    }
 
-    let num_rows = DevicePtr::new(bench.alloc(&(m as u32).to_ne_bytes(), 4)?);
-    let out = Rows::new(DevicePtr::new(bench.alloc(&[], size_of::<f16>() * m * n)?), n);
-    let verified = Rows::new(DevicePtr::new(bench.alloc(&[], size_of::<f32>() * m * n)?), n);
-    let gpu = bench.gpu();
-    let mut launches = Vec::new();
-    for _ in 0..copies {
-        let [(x, x_scales), (weight, scales)] = [x.upload(&mut bench)?, weight.upload(&mut bench)?];
-        let weight_scales = WeightScales::Rows(scales);
-        let launch = |out| -> Result<Vec<Launch>, ExecError> {
-            let operands = LinearFp8Operands {
-                x,
-                x_scales,
-                weight,
-                weight_scales,
-                bias: None,
-                residual: None,
-                out,
-            };
-            launch(subject, shape, gpu, num_rows, &operands)
+    fn launches(&self, call: &Call, maps: Maps<'_>) -> Result<Vec<Launch>, LaunchError> {
+        let Shape { m, n, k } = self.shape;
+        let operands = LinearFp8Operands::<f16> {
+            x: call.rows(0, k),
+            x_scales: call.ptr(1),
+            weight: call.rows(2, k),
+            weight_scales: WeightScales::Rows(call.ptr(3)),
+            bias: None,
+            residual: None,
+            out: call.out,
         };
-        if launches.is_empty() {
-            // SAFETY: the launch was made of buffers of the bench.
-            unsafe { bench.time_us(&launch(Out16::F32(verified))?, 1, 1) }?;
-        }
-        launches.push(launch(Out16::Half(out))?);
+        let linear = LinearFp8 { max_rows: m, n, k, accumulate: self.accumulate };
+        Ok(linear.launch(call.gpu, call.num_rows, &operands, maps)?.into_iter().collect())
     }
-    let mut got = vec![0; size_of::<f32>() * m * n];
-    bench.read(verified.ptr.0, &mut got)?;
-    let got: Vec<f32> = got.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect();
-    let error = sampled_error(shape, &x, &weight, &got);
-    let error = check_error(&shape, error, subject.error_bound())?;
-    // SAFETY: as above.
-    let [us, min_us] = unsafe { us_per_call_of(&mut bench, &launches, calls) }?;
-    Ok(Row {
-        op: "gemm",
-        implementation: "halfwarp",
-        dtype: subject.dtype().to_owned(),
-        shape,
-        us,
-        min_us,
-        tflops: shape.flops() / us / 1e6,
-        gbs: bytes as f64 / us / 1e3,
-        error,
-        config: Some(gpu.target.name()),
-        gpu: format!("{} ({})", bench.name(), gpu.target.name()),
-    })
-}
 
-/// The launch of a layer.
-fn launch(
-    subject: &Subject,
-    Shape { m, n, k }: Shape,
-    gpu: Gpu,
-    num_rows: DevicePtr<u32>,
-    operands: &LinearFp8Operands<f16>,
-) -> Result<Vec<Launch>, ExecError> {
-    let linear = LinearFp8 { max_rows: m, n, k, accumulate: subject.accumulate };
-    let mut failed = None;
-    let maps = &mut |spec: &TensorMapSpec| {
-        KernelBench::encode(spec).unwrap_or_else(|error| {
-            failed = Some(error);
-            EncodedTensorMap::NONE
-        })
-    };
-    let made = linear.launch(gpu, num_rows, operands, maps);
-    if let Some(error) = failed {
-        return Err(error);
+    fn element(&self, row: usize, column: usize) -> f64 {
+        self.x.row(row).zip(self.weight.row(column)).map(|(x, weight)| x * weight).sum()
     }
-    let made = made.map_err(|why| ExecError::Unsupported {
-        op: format!("a linear layer in {}", subject.dtype()),
-        why: why.to_string(),
-    })?;
-    Ok(made.into_iter().collect())
 }
 
 /// Normal random numbers of `[rows, k]`, quantised by row.
@@ -161,19 +122,17 @@ impl Quantised {
             let values: Vec<f32> =
                 (0..k).map(|_| (RandomWeights::NORMAL.draw)(&mut random)).collect();
             let largest = values.iter().fold(0f32, |most, value| most.max(value.abs()));
-            *scale = largest / E4m3::MAX;
+            *scale = largest / LARGEST;
             for (code, value) in codes.iter_mut().zip(values) {
-                *code = E4m3::from_f32(value * E4m3::MAX / largest).to_bits();
+                *code = E4m3::from_f32(value * LARGEST / largest).to_bits();
             }
         });
         Quantised { codes, scales, k }
     }
 
-    /// The codes and the scales on the device.
-    fn upload(&self, bench: &mut KernelBench) -> Result<(Rows<E4m3>, DevicePtr<f32>), ExecError> {
-        let codes = Rows::new(DevicePtr::new(bench.alloc(&self.codes, self.codes.len())?), self.k);
-        let scales: Vec<u8> = self.scales.iter().flat_map(|scale| scale.to_ne_bytes()).collect();
-        Ok((codes, DevicePtr::new(bench.alloc(&scales, scales.len())?)))
+    /// The codes and the scales.
+    fn operands(&self) -> [Cow<'_, [u8]>; 2] {
+        [Cow::Borrowed(&self.codes), Cow::Borrowed(bytemuck::cast_slice(&self.scales))]
     }
 
     /// A row's numbers.
@@ -184,59 +143,15 @@ impl Quantised {
     }
 }
 
-/// Relative error of a sample of the outputs.
-fn sampled_error(shape: Shape, x: &Quantised, weight: &Quantised, got: &[f32]) -> f64 {
-    let Shape { m, n, .. } = shape;
-    let mut random = ChaCha8Rng::seed_from_u64(3);
-    relative_error((0..SAMPLES).map(|_| {
-        let (row, column) = (random.random_range(0..m), random.random_range(0..n));
-        let want = x.row(row).zip(weight.row(column)).map(|(x, weight)| x * weight).sum();
-        (got[row * n + column], want)
-    }))
-}
-
 #[cfg(all(test, feature = "emulator"))]
 mod tests {
     use super::*;
-    use simt::{Init, Memory};
 
-    /// What is verified is what the kernel computes; another output is not.
     #[test]
     fn the_kernel_computes_what_is_verified() {
         for accumulate in [Fp8Accumulate::TwoLevel, Fp8Accumulate::Fast] {
             let shape = Shape { m: 19, n: 24, k: 272 };
-            let Shape { m, n, k } = shape;
-            let (x, weight) = (Quantised::random(m, k, 1), Quantised::random(n, k, 2));
-            let mut memory = Memory::new();
-            let mut upload = |of: &Quantised| {
-                let scales: Vec<u8> = of.scales.iter().flat_map(|x| x.to_ne_bytes()).collect();
-                let codes = DevicePtr::new(memory.alloc("codes", Init::Bytes(&of.codes)));
-                let scales = DevicePtr::new(memory.alloc("scales", Init::Bytes(&scales)));
-                (Rows::new(codes, k), scales)
-            };
-            let [(x_rows, x_scales), (weight_rows, scales)] = [upload(&x), upload(&weight)];
-            let num_rows = memory.alloc("num_rows", Init::Bytes(&(m as u32).to_ne_bytes()));
-            let out = memory.alloc("out", Init::Poisoned(4 * m * n));
-            let operands = LinearFp8Operands::<f16> {
-                x: x_rows,
-                x_scales,
-                weight: weight_rows,
-                weight_scales: WeightScales::Rows(scales),
-                bias: None,
-                residual: None,
-                out: Out16::F32(Rows::new(DevicePtr::new(out), n)),
-            };
-            let linear = LinearFp8 { max_rows: m, n, k, accumulate };
-            let mut maps = |spec: &TensorMapSpec| spec.emulated();
-            let launch = linear.launch(Gpu::HOPPER, DevicePtr::new(num_rows), &operands, &mut maps);
-            launch.unwrap().unwrap().emulate(&mut memory, 0).unwrap();
-            let mut got = vec![0; 4 * m * n];
-            memory.read(out, &mut got).unwrap();
-            let mut got: Vec<f32> =
-                got.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect();
-            assert!(sampled_error(shape, &x, &weight, &got) < 1e-5, "{accumulate:?}");
-            got.rotate_left(1);
-            assert!(sampled_error(shape, &x, &weight, &got) > 0.1, "{accumulate:?}");
+            stored::check_verified(&Fp8Layer::new(accumulate, shape));
         }
     }
 }

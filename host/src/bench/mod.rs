@@ -14,3 +14,4 @@ pub mod mission;
 pub mod quantised;
 pub(crate) mod random;
 pub mod record;
+mod stored;

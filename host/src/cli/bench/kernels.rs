@@ -260,8 +260,7 @@ impl KernelsArgs {
                 return Ok(Bench::Quantised(subject, self.shapes(gemm_shape, quantised::shapes)?));
             }
             Some(WeightFormat::E4m3) => {
-                let subject =
-                    fp8_small::Subject { gpu, kernel: None, block_scales: false, cubin_dir };
+                let subject = fp8_small::Subject { gpu, block_scales: false, cubin_dir };
                 return Ok(Bench::Fp8Small(subject, self.shapes(gemm_shape, fp8_small::shapes)?));
             }
             None => {}
