@@ -1,6 +1,8 @@
 //! The element types that kernels load and store. All arithmetic is f32; a store to 16 bits rounds
 //! once, to nearest even.
 
+#[cfg(not(target_arch = "nvptx64"))]
+use core::any::TypeId;
 use cuda_std::mma::Multiplicand;
 use cuda_std::prelude::*;
 use cuda_std::{Bf16x2, Element, F16x2, unroll};
@@ -29,6 +31,17 @@ pub enum Narrowing {
 pub trait NarrowedFrom<T> {
     /// The pair of types, as a value.
     const NARROWING: Narrowing;
+}
+
+/// The type of elements, to find instances by; `None` of types that no kernel is generic over.
+#[cfg(not(target_arch = "nvptx64"))]
+pub(crate) fn type_of(dtype: Dtype) -> Option<TypeId> {
+    match dtype {
+        Dtype::F32 => Some(TypeId::of::<f32>()),
+        Dtype::F16 => Some(TypeId::of::<f16>()),
+        Dtype::BF16 => Some(TypeId::of::<bf16>()),
+        _ => None,
+    }
 }
 
 /// An element type in memory; f32 in registers.

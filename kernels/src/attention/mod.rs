@@ -7,6 +7,7 @@
 mod combine;
 pub mod decode;
 mod fma;
+mod head_dims;
 mod kv_ring;
 pub mod materialized;
 mod mma;

@@ -16,6 +16,7 @@ use super::tile::{
     AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, Source, WarpTile, is_aligned,
 };
 use super::work::PrefillItem;
+use crate::attention::head_dims::HEAD_DIMS;
 use crate::element::Number;
 use core::f32::consts::LOG2_E;
 use core::ops::Range;
@@ -84,6 +85,15 @@ impl Visible {
     }
 }
 
+/// Rows of a warp and steps of keys in 16 bits, by panels: what registers and shared memory hold.
+const fn half_shape(panels: usize) -> [usize; 2] {
+    match panels {
+        0..=2 => [2, 4],
+        3..=4 => [2, 2],
+        _ => [1, 4],
+    }
+}
+
 /// A block takes one item.
 ///
 /// # Safety
@@ -99,18 +109,10 @@ impl Visible {
     launch_bounds(NUM_THREADS, 2),
     overlaps,
     instances(
-        attention_prefill_f32_d64 = <f32, 4, 4, 2>,
-        attention_prefill_f32_d96 = <f32, 4, 4, 3>,
-        attention_prefill_f32_d128 = <f32, 4, 4, 4>,
-        attention_prefill_f32_d256 = <f32, 4, 4, 8>,
-        attention_prefill_f16_d64 = <f16, 2, 4, 2>,
-        attention_prefill_f16_d96 = <f16, 2, 2, 3>,
-        attention_prefill_f16_d128 = <f16, 2, 2, 4>,
-        attention_prefill_f16_d256 = <f16, 1, 4, 8>,
-        attention_prefill_bf16_d64 = <bf16, 2, 4, 2>,
-        attention_prefill_bf16_d96 = <bf16, 2, 2, 3>,
-        attention_prefill_bf16_d128 = <bf16, 2, 2, 4>,
-        attention_prefill_bf16_d256 = <bf16, 1, 4, 8>
+        E in [f16, bf16],
+        P in HEAD_DIMS,
+        attention_prefill_f32_d{P} = <f32, 4, 4, P>,
+        attention_prefill_{E}_d{P} = <E, { half_shape(P)[0] }, { half_shape(P)[1] }, P>
     )
 )]
 pub unsafe fn attention_prefill<

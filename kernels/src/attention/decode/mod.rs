@@ -35,6 +35,7 @@ use super::tile::{
     AttentionElement, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, ROW_UNIT, WarpTile, is_aligned,
 };
 use super::work::{DecodeItem, ITEM_WORDS};
+use crate::attention::head_dims::HEAD_DIMS;
 use crate::tile::last_block::is_last;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
@@ -92,25 +93,12 @@ pub(super) const fn blocks_per_sm<E: AttentionElement>(panels: usize) -> u32 {
     launch_bounds(NUM_THREADS, blocks_per_sm::<E>(PANELS)),
     overlaps,
     instances(
-        attention_decode_f32_r4_d64 = <f32, 1, 2>,
-        attention_decode_f32_r4_d96 = <f32, 1, 3>,
-        attention_decode_f32_r4_d128 = <f32, 1, 4>,
-        attention_decode_f32_r4_d256 = <f32, 1, 8>,
-        attention_decode_f32_r8_d64 = <f32, 2, 2>,
-        attention_decode_f32_r8_d96 = <f32, 2, 3>,
-        attention_decode_f32_r8_d128 = <f32, 2, 4>,
-        attention_decode_f32_r8_d256 = <f32, 2, 8>,
-        attention_decode_f32_r16_d64 = <f32, 4, 2>,
-        attention_decode_f32_r16_d96 = <f32, 4, 3>,
-        attention_decode_f32_r16_d128 = <f32, 4, 4>,
-        attention_decode_f16_r16_d64 = <f16, 4, 2>,
-        attention_decode_f16_r16_d96 = <f16, 4, 3>,
-        attention_decode_f16_r16_d128 = <f16, 4, 4>,
-        attention_decode_f16_r16_d256 = <f16, 4, 8>,
-        attention_decode_bf16_r16_d64 = <bf16, 4, 2>,
-        attention_decode_bf16_r16_d96 = <bf16, 4, 3>,
-        attention_decode_bf16_r16_d128 = <bf16, 4, 4>,
-        attention_decode_bf16_r16_d256 = <bf16, 4, 8>
+        R in [1 as "4", 2 as "8", 4 as "16"],
+        P in HEAD_DIMS,
+        E in [f16, bf16],
+        attention_decode_f32_r{R}_d{P} = <f32, R, P>,
+        except(attention_decode_f32_r16_d256),
+        attention_decode_{E}_r16_d{P} = <E, 4, P>
     )
 )]
 pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PANELS: usize>(

@@ -19,6 +19,7 @@ use super::problem::{Problem, Smem};
 #[cfg(not(target_arch = "nvptx64"))]
 use super::shared_bytes_of;
 use super::{run, store_first_item};
+use crate::attention::head_dims::HEAD_DIMS;
 use crate::element::VEC_ELEMS;
 use crate::kv_cache::PAGE_SIZE;
 use crate::kv_cache::hadamard::rotate_vectors;
@@ -182,34 +183,17 @@ pub(in super::super) const fn blocks_per_sm(row_tiles: usize, panels: usize) -> 
     launch_bounds(NUM_THREADS, blocks_per_sm(ROW_TILES, PANELS)),
     overlaps,
     instances(
-        attention_decode_q8_0_q8_0_r8_d64 = <Q8, Q8, 1, 2>,
-        attention_decode_q8_0_q8_0_r8_d96 = <Q8, Q8, 1, 3>,
-        attention_decode_q8_0_q8_0_r8_d128 = <Q8, Q8, 1, 4>,
-        attention_decode_q8_0_q8_0_r8_d256 = <Q8, Q8, 1, 8>,
-        attention_decode_q8_0_q8_0_r16_d64 = <Q8, Q8, 2, 2>,
-        attention_decode_q8_0_q8_0_r16_d96 = <Q8, Q8, 2, 3>,
-        attention_decode_q8_0_q8_0_r16_d128 = <Q8, Q8, 2, 4>,
-        attention_decode_fp8_fp8_r8_d64 = <Fp8, Fp8, 1, 2>,
-        attention_decode_fp8_fp8_r8_d96 = <Fp8, Fp8, 1, 3>,
-        attention_decode_fp8_fp8_r8_d128 = <Fp8, Fp8, 1, 4>,
-        attention_decode_fp8_fp8_r8_d256 = <Fp8, Fp8, 1, 8>,
-        attention_decode_fp8_fp8_r16_d64 = <Fp8, Fp8, 2, 2>,
-        attention_decode_fp8_fp8_r16_d96 = <Fp8, Fp8, 2, 3>,
-        attention_decode_fp8_fp8_r16_d128 = <Fp8, Fp8, 2, 4>,
-        attention_decode_q4_0_q4_0_r8_d64 = <Q4, Q4, 1, 2>,
-        attention_decode_q4_0_q4_0_r8_d96 = <Q4, Q4, 1, 3>,
-        attention_decode_q4_0_q4_0_r8_d128 = <Q4, Q4, 1, 4>,
-        attention_decode_q4_0_q4_0_r8_d256 = <Q4, Q4, 1, 8>,
-        attention_decode_q4_0_q4_0_r16_d64 = <Q4, Q4, 2, 2>,
-        attention_decode_q4_0_q4_0_r16_d96 = <Q4, Q4, 2, 3>,
-        attention_decode_q4_0_q4_0_r16_d128 = <Q4, Q4, 2, 4>,
-        attention_decode_q8_0_q4_0_r8_d64 = <Q8, Q4, 1, 2>,
-        attention_decode_q8_0_q4_0_r8_d96 = <Q8, Q4, 1, 3>,
-        attention_decode_q8_0_q4_0_r8_d128 = <Q8, Q4, 1, 4>,
-        attention_decode_q8_0_q4_0_r8_d256 = <Q8, Q4, 1, 8>,
-        attention_decode_q8_0_q4_0_r16_d64 = <Q8, Q4, 2, 2>,
-        attention_decode_q8_0_q4_0_r16_d96 = <Q8, Q4, 2, 3>,
-        attention_decode_q8_0_q4_0_r16_d128 = <Q8, Q4, 2, 4>
+        K in [Q8 as "q8_0", Fp8 as "fp8", Q4 as "q4_0"],
+        T in [1 as "8", 2 as "16"],
+        P in HEAD_DIMS,
+        attention_decode_{K}_{K}_r{T}_d{P} = <K, K, T, P>,
+        attention_decode_q8_0_q4_0_r{T}_d{P} = <Q8, Q4, T, P>,
+        except(
+            attention_decode_q8_0_q8_0_r16_d256,
+            attention_decode_fp8_fp8_r16_d256,
+            attention_decode_q4_0_q4_0_r16_d256,
+            attention_decode_q8_0_q4_0_r16_d256
+        )
     )
 )]
 pub unsafe fn attention_decode_quantised<

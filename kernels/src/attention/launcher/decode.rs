@@ -6,10 +6,11 @@ use super::super::splits::{MAX_QUERIES, Splitting};
 use super::super::tile::{AttentionElement, NUM_THREADS, PANEL_COLUMNS, ROW_UNIT};
 use super::super::work_list::{ItemWords, SeqLens};
 use super::{Append, Attention, AttentionOperands, AttentionWorkspace, SeqInputs};
-use crate::element::Dtype;
+use crate::element::{Dtype, type_of};
 use crate::gemm::Gpu;
 use crate::kv_cache::{CacheType, PAGE_SIZE};
 use crate::operand::untyped;
+use core::any::TypeId;
 use cuda_std::launch::{Geometry, Launch, LaunchError};
 use half::{bf16, f16};
 
@@ -236,8 +237,7 @@ impl Attention {
         let group = self.num_heads.checked_div(self.num_kv_heads)?;
         let rows = group * self.max_q_len.min(self.max_decode_q_len);
         let row_tiles = if rows <= quantised::TILE_ROWS as usize { 1 } else { 2 };
-        quantised_instances(formats)?
-            .into_iter()
+        quantised_instances(formats)
             .find(|instance| instance.row_tiles() == row_tiles && self.fits(instance.panels()))
     }
 
@@ -248,11 +248,11 @@ impl Attention {
         if self.head_dim == 0 {
             return None;
         }
-        let fits = |instance: &&attention_decode::Instance| self.fits(instance.panels());
-        let instances = || decode_instances(dtype).iter().filter(fits);
+        let fits = |instance: &attention_decode::Instance| self.fits(instance.panels());
+        let instances = || decode_instances(dtype).filter(fits);
         let most_rows = instances().map(|instance| instance.rows()).max()?;
         let rows = group.div_ceil(ROW_UNIT as usize).min(most_rows);
-        instances().find(|instance| instance.rows() >= rows).copied()
+        instances().find(|instance| instance.rows() >= rows)
     }
 }
 
@@ -262,36 +262,9 @@ fn width_of(instance: attention_decode::Instance) -> usize {
 }
 
 /// Instances for `dtype`, the fewest rows first, then the narrowest heads.
-fn decode_instances(dtype: Dtype) -> &'static [attention_decode::Instance] {
-    use attention_decode::Instance::*;
-    match dtype {
-        Dtype::F32 => &[
-            attention_decode_f32_r4_d64,
-            attention_decode_f32_r4_d96,
-            attention_decode_f32_r4_d128,
-            attention_decode_f32_r4_d256,
-            attention_decode_f32_r8_d64,
-            attention_decode_f32_r8_d96,
-            attention_decode_f32_r8_d128,
-            attention_decode_f32_r8_d256,
-            attention_decode_f32_r16_d64,
-            attention_decode_f32_r16_d96,
-            attention_decode_f32_r16_d128,
-        ],
-        Dtype::F16 => &[
-            attention_decode_f16_r16_d64,
-            attention_decode_f16_r16_d96,
-            attention_decode_f16_r16_d128,
-            attention_decode_f16_r16_d256,
-        ],
-        Dtype::BF16 => &[
-            attention_decode_bf16_r16_d64,
-            attention_decode_bf16_r16_d96,
-            attention_decode_bf16_r16_d128,
-            attention_decode_bf16_r16_d256,
-        ],
-        _ => &[],
-    }
+fn decode_instances(dtype: Dtype) -> impl Iterator<Item = attention_decode::Instance> {
+    let all = attention_decode::Instance::ALL.iter().copied();
+    all.filter(move |instance| Some(instance.e()) == type_of(dtype))
 }
 
 /// The formats of keys and values that decode reads as they are.
@@ -305,47 +278,15 @@ const QUANTISED: [[CacheType; 2]; 4] = [
 /// Instances for `formats`, the fewest rows first, then the narrowest heads.
 fn quantised_instances(
     formats: [CacheType; 2],
-) -> Option<[attention_decode_quantised::Instance; 7]> {
-    use attention_decode_quantised::Instance::*;
-    Some(match formats {
-        [CacheType::Q8_0, CacheType::Q8_0] => [
-            attention_decode_q8_0_q8_0_r8_d64,
-            attention_decode_q8_0_q8_0_r8_d96,
-            attention_decode_q8_0_q8_0_r8_d128,
-            attention_decode_q8_0_q8_0_r8_d256,
-            attention_decode_q8_0_q8_0_r16_d64,
-            attention_decode_q8_0_q8_0_r16_d96,
-            attention_decode_q8_0_q8_0_r16_d128,
-        ],
-        [CacheType::Fp8, CacheType::Fp8] => [
-            attention_decode_fp8_fp8_r8_d64,
-            attention_decode_fp8_fp8_r8_d96,
-            attention_decode_fp8_fp8_r8_d128,
-            attention_decode_fp8_fp8_r8_d256,
-            attention_decode_fp8_fp8_r16_d64,
-            attention_decode_fp8_fp8_r16_d96,
-            attention_decode_fp8_fp8_r16_d128,
-        ],
-        [CacheType::Q4_0, CacheType::Q4_0] => [
-            attention_decode_q4_0_q4_0_r8_d64,
-            attention_decode_q4_0_q4_0_r8_d96,
-            attention_decode_q4_0_q4_0_r8_d128,
-            attention_decode_q4_0_q4_0_r8_d256,
-            attention_decode_q4_0_q4_0_r16_d64,
-            attention_decode_q4_0_q4_0_r16_d96,
-            attention_decode_q4_0_q4_0_r16_d128,
-        ],
-        [CacheType::Q8_0, CacheType::Q4_0] => [
-            attention_decode_q8_0_q4_0_r8_d64,
-            attention_decode_q8_0_q4_0_r8_d96,
-            attention_decode_q8_0_q4_0_r8_d128,
-            attention_decode_q8_0_q4_0_r8_d256,
-            attention_decode_q8_0_q4_0_r16_d64,
-            attention_decode_q8_0_q4_0_r16_d96,
-            attention_decode_q8_0_q4_0_r16_d128,
-        ],
-        _ => return None,
-    })
+) -> impl Iterator<Item = attention_decode_quantised::Instance> {
+    let types = formats.map(|format| match format {
+        CacheType::Q8_0 => Some(TypeId::of::<Q8>()),
+        CacheType::Fp8 => Some(TypeId::of::<Fp8>()),
+        CacheType::Q4_0 => Some(TypeId::of::<Q4>()),
+        _ => None,
+    });
+    let all = attention_decode_quantised::Instance::ALL.iter().copied();
+    all.filter(move |instance| types == [Some(instance.k()), Some(instance.v())])
 }
 
 /// Shared memory of a block of one of [`quantised_instances`].
@@ -365,7 +306,7 @@ fn quantised_shared_bytes(
 /// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of decode.
 pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
     for formats in QUANTISED {
-        let mut instances = quantised_instances(formats).into_iter().flatten();
+        let mut instances = quantised_instances(formats);
         if let Some(instance) = instances.find(|instance| instance.symbol() == symbol) {
             return Some(quantised_shared_bytes(formats, instance));
         }
@@ -375,7 +316,7 @@ pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
         (Dtype::F16, decode::shared_bytes::<f16>),
         (Dtype::BF16, decode::shared_bytes::<bf16>),
     ] {
-        let mut instances = decode_instances(dtype).iter();
+        let mut instances = decode_instances(dtype);
         if let Some(instance) = instances.find(|instance| instance.symbol() == symbol) {
             return Some(shared_bytes(instance.rows(), instance.panels()));
         }

@@ -6,7 +6,7 @@ use super::super::sm90::{self, TileConfig};
 use super::super::tile::{AttentionElement, NUM_THREADS};
 use super::super::work_list::{KeySplitting, most_slots};
 use super::{Attention, AttentionOperands, AttentionWorkspace, SeqInputs};
-use crate::element::Dtype;
+use crate::element::{Dtype, type_of};
 use crate::gemm::{Gpu, Target};
 use crate::operand::untyped;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
@@ -69,7 +69,7 @@ impl Attention {
 
     /// The narrowest instance that takes the heads.
     fn prefill_instance(&self, dtype: Dtype) -> Option<attention_prefill::Instance> {
-        instances(dtype).iter().copied().find(|instance| self.fits(instance.panels()))
+        instances(dtype).find(|instance| self.fits(instance.panels()))
     }
 
     /// The launch of prefill, for the prompts of a step, or `None` if no step has one; `maps`
@@ -143,29 +143,9 @@ impl Attention {
 }
 
 /// Instances for `dtype`, the narrowest heads first.
-fn instances(dtype: Dtype) -> &'static [attention_prefill::Instance] {
-    use attention_prefill::Instance::*;
-    match dtype {
-        Dtype::F32 => &[
-            attention_prefill_f32_d64,
-            attention_prefill_f32_d96,
-            attention_prefill_f32_d128,
-            attention_prefill_f32_d256,
-        ],
-        Dtype::F16 => &[
-            attention_prefill_f16_d64,
-            attention_prefill_f16_d96,
-            attention_prefill_f16_d128,
-            attention_prefill_f16_d256,
-        ],
-        Dtype::BF16 => &[
-            attention_prefill_bf16_d64,
-            attention_prefill_bf16_d96,
-            attention_prefill_bf16_d128,
-            attention_prefill_bf16_d256,
-        ],
-        _ => &[],
-    }
+fn instances(dtype: Dtype) -> impl Iterator<Item = attention_prefill::Instance> {
+    let all = attention_prefill::Instance::ALL.iter().copied();
+    all.filter(move |instance| Some(instance.e()) == type_of(dtype))
 }
 
 /// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of prefill.
@@ -175,7 +155,7 @@ pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
         (Dtype::F16, prefill::shared_bytes::<f16>),
         (Dtype::BF16, prefill::shared_bytes::<bf16>),
     ] {
-        let mut instances = instances(dtype).iter();
+        let mut instances = instances(dtype);
         if let Some(instance) = instances.find(|instance| instance.symbol() == symbol) {
             return Some(shared_bytes(instance.rows(), instance.panels()));
         }
