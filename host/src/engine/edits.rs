@@ -23,7 +23,7 @@ struct Place {
 }
 
 impl Edits {
-    /// Those after `prompt`.
+    /// Edits of the first row after `prompt`.
     pub fn new(sampling: &Sampling, prompt: &[u32]) -> Self {
         let &Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = sampling;
         let (edits, places) = (Vec::new(), HashMap::new());
@@ -38,7 +38,7 @@ impl Edits {
         edits
     }
 
-    /// Those of the next row, none of a token twice.
+    /// Edits of the next row, none of a token twice.
     pub fn as_slice(&self) -> &[LogitEdit] {
         &self.edits
     }

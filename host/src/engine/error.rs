@@ -49,7 +49,7 @@ pub enum EngineError {
     UnknownToken {
         /// The id.
         token: u32,
-        /// Its index in the prompt.
+        /// Index of the token in the prompt.
         index: usize,
         /// Ids that the model has.
         vocab_size: usize,

@@ -11,8 +11,8 @@ impl Engine {
     /// next [`Engine::step`]. `on_token` is called with each token and can end the generation.
     ///
     /// # Errors
-    /// Those of [`Engine::add_request`] and [`Engine::step`], and [`EngineError::Sample`] if no token can be chosen for
-    /// this request; it is removed.
+    /// Errors of [`Engine::add_request`] and [`Engine::step`], and [`EngineError::Sample`] if no token can be chosen
+    /// for this request; it is removed.
     pub fn generate(
         &mut self,
         request: Request,
@@ -71,7 +71,7 @@ impl Engine {
     /// Logits of every position of `tokens`, `[tokens.len(), vocab_size]`.
     ///
     /// # Errors
-    /// Those of a prompt (see [`Engine::add_request`]), [`EngineError::CacheFull`], [`EngineError::Exec`].
+    /// Errors of a prompt (see [`Engine::add_request`]), [`EngineError::CacheFull`], [`EngineError::Exec`].
     pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
         check_prompt(tokens, self.model.config().vocab_size, self.context())?;
         let pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;

@@ -14,13 +14,13 @@ pub struct Logprobs {
     pub logprob: f32,
     /// The most likely tokens and theirs, the most likely first; of equal ones the smallest id first.
     pub top: Vec<(u32, f32)>,
-    /// Those of [`Request::logprobs_of`](super::Request::logprobs_of).
+    /// Log-probabilities of the tokens in [`Request::logprobs_of`](super::Request::logprobs_of).
     pub of: Vec<f32>,
 }
 
 impl Logprobs {
-    /// Those of `token`, of the `num_top` most likely tokens and of the tokens `of`, by the `logits` of the position before
-    /// it. A token that has no logit is never drawn.
+    /// Log-probabilities of `token`, of the `num_top` most likely tokens and of the tokens `of`, by the `logits` of the
+    /// position before it. A token that has no logit is never drawn.
     ///
     /// # Errors
     /// [`SamplingError::NotFinite`], [`SamplingError::NoCandidate`].

@@ -53,7 +53,7 @@ impl Engine {
     /// ([`Executor::collect_ops`](crate::exec::Executor::collect_ops)).
     ///
     /// # Errors
-    /// Those of [`Engine::time_step`]; [`EngineError::Exec`], on a GPU alone it is possible.
+    /// Errors of [`Engine::time_step`]; [`EngineError::Exec`], on a GPU alone it is possible.
     pub fn collect_step(&mut self, size: StepSize) -> Result<Vec<usize>, EngineError> {
         self.with_step(size, |engine, plan, inputs| {
             Ok(engine.executor.collect_ops(plan, inputs)?)
@@ -112,7 +112,7 @@ impl Engine {
     /// of the last token are computed.
     ///
     /// # Errors
-    /// Those of [`Engine::time_step`] and of `observe`.
+    /// Errors of [`Engine::time_step`] and of `observe`.
     pub fn observe_prompt(
         &mut self,
         tokens: &[u32],

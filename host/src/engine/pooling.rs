@@ -3,7 +3,7 @@
 /// How the hidden states of a prompt's tokens, after the model's final norm, become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// Their mean.
+    /// Mean of the hidden states.
     Mean,
     /// That of the last token.
     Last,

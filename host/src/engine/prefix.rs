@@ -33,7 +33,7 @@ impl PageHash {
         PageHash(hash.finalize().into())
     }
 
-    /// Its first 64 bits, for protocols that have no room for all.
+    /// First 64 bits of the hash, for protocols that have no room for all.
     pub fn to_u64(self) -> u64 {
         self.0[..8].iter().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
     }
@@ -43,7 +43,7 @@ impl PageHash {
 #[derive(Debug)]
 pub struct PrefixCache {
     page_of: HashMap<PageHash, u32>,
-    /// Of each page, if it is known.
+    /// State of each page; `None` if the page is not known.
     known: Vec<Option<Known>>,
     /// Known pages that no sequence holds, the one that was used longest ago first.
     idle: PageList,

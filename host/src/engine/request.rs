@@ -85,9 +85,9 @@ pub enum EventKind {
         /// Leading tokens of the prompt whose keys and values were still in the cache.
         cached_tokens: usize,
     },
-    /// Those of the prompt's next tokens, from its second one on: see [`Request::prompt_logprobs`].
+    /// Log-probabilities of the prompt's next tokens, from its second one on: see [`Request::prompt_logprobs`].
     PromptLogprobs(Vec<Logprobs>),
-    /// Those of the token that is the next event: see [`Request::logprobs`].
+    /// Log-probabilities of the token that is the next event: see [`Request::logprobs`].
     Logprobs(Logprobs),
     /// The embedding of the prompt, `[hidden_size]`, of unit length: see [`Request::pooling`].
     Embedding(Vec<f32>),

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 struct Part<'a> {
     sequence: &'a mut Sequence,
     entry: Entry,
-    /// Of its rows that the host needs.
+    /// Logits of the entry's rows that the host needs.
     logits: &'a [f32],
     /// What the device has drawn, if it is its last entry.
     drawn: Option<NextToken>,

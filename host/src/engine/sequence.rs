@@ -47,7 +47,7 @@ pub struct Sequence {
     logprobs: Option<usize>,
     logprobs_of: Vec<u32>,
     prompt_logprobs: Option<usize>,
-    /// Of a prompt whose embedding is asked for.
+    /// Hidden states of a prompt whose embedding is asked for.
     pooled: Option<Pooled>,
     /// Leading positions of the prompt whose logits are wanted no more.
     num_rows_done: usize,
@@ -58,7 +58,7 @@ pub struct Sequence {
 /// What a step brought a sequence.
 #[derive(Debug, Default)]
 pub struct Brought {
-    /// Those of the tokens of the prompt after the positions that the step computed.
+    /// Log-probabilities of the prompt's tokens after the positions that the step computed.
     pub prompt_logprobs: Vec<Logprobs>,
     /// The embedding of its prompt.
     pub embedding: Option<Vec<f32>>,
@@ -163,7 +163,7 @@ impl Sequence {
         Ok(token)
     }
 
-    /// Its constraint, for the time that a step takes.
+    /// Takes the constraint out for the time that a step takes.
     pub fn take_constraint(&mut self) -> Option<Constrained> {
         self.constraint.take()
     }
@@ -212,7 +212,7 @@ impl Sequence {
         self.num_rows_done + 1 < self.prompt_len
     }
 
-    /// Those of the pending tokens of `entry` that have a logit row.
+    /// Pending tokens of `entry` that have a logit row.
     pub fn logit_rows(&self, entry: &Entry) -> Range<usize> {
         let &Entry { num_tokens, is_last, .. } = entry;
         if self.wants_prompt_rows() {
@@ -223,7 +223,7 @@ impl Sequence {
         }
     }
 
-    /// Those of its [`Sequence::logit_rows`] whose logits the host needs.
+    /// Rows of [`Sequence::logit_rows`] whose logits the host needs.
     pub fn host_rows(&self, entry: &Entry) -> Range<usize> {
         let Range { start, end } = self.logit_rows(entry);
         start..end - usize::from(entry.is_last && !self.needs_logits())

@@ -36,9 +36,9 @@ pub enum RequestEvent {
         /// Leading tokens of the prompt whose keys and values were still in the cache.
         cached_tokens: usize,
     },
-    /// Those of the prompt's next tokens, from its second one on: see [`Request::prompt_logprobs`].
+    /// Log-probabilities of the prompt's next tokens, from its second one on: see [`Request::prompt_logprobs`].
     PromptLogprobs(Vec<Logprobs>),
-    /// Those of the token that is the next event: see [`Request::logprobs`].
+    /// Log-probabilities of the token that is the next event: see [`Request::logprobs`].
     Logprobs(Logprobs),
     /// The embedding of the prompt, `[hidden_size]`, of unit length: see [`Request::pooling`].
     Embedding(Vec<f32>),
@@ -71,7 +71,7 @@ pub struct ServiceStats {
     pub num_pages: usize,
     /// Tokens of all prompts that were looked up in the prefix cache.
     pub prefix_queries: u64,
-    /// Those of them that were found there.
+    /// Tokens of all prompts that were found in the prefix cache.
     pub prefix_hits: u64,
     /// How often a running request gave its place back to wait.
     pub num_preemptions: u64,
@@ -158,7 +158,7 @@ impl EngineHandle {
     /// Queues a request.
     ///
     /// # Errors
-    /// Those of [`Engine::add_request`]; [`EngineError::QueueFull`], [`EngineError::ShuttingDown`],
+    /// Errors of [`Engine::add_request`]; [`EngineError::QueueFull`], [`EngineError::ShuttingDown`],
     /// [`EngineError::Stopped`].
     pub fn submit(&self, request: Request) -> Result<RequestStream, EngineError> {
         let mut streams = self.submit_all(vec![request])?;

@@ -7,13 +7,13 @@ use super::{Device, ExecError};
 /// Whose kernels add over the GPUs that share a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Collectives {
-    /// Those of this library where they can: 2, 4 or 8 GPUs that access each other's memory, operands in 16 bits. Else
-    /// NCCL's.
+    /// Kernels of this library where they can: 2, 4 or 8 GPUs that access each other's memory, operands in 16 bits.
+    /// Else NCCL's.
     #[default]
     Auto,
-    /// Those of this library.
+    /// Kernels of this library.
     Halfwarp,
-    /// Those of NVIDIA's NCCL, opened at run time.
+    /// Kernels of NVIDIA's NCCL, opened at run time.
     Nccl,
 }
 

@@ -28,7 +28,7 @@ const UNSET: u32 = u32::MAX;
 
 /// Runs plans on the emulator.
 pub struct EmulatedExecutor {
-    /// Of all devices.
+    /// Memory of all devices.
     memory: Memory,
     ranks: Vec<Rank>,
     /// The plans of all ranks.

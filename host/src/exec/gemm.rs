@@ -10,12 +10,12 @@ use crate::plan::{Accumulate, Dtype};
 /// Whose kernels compute linear layers on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gemm {
-    /// Those of this library.
+    /// Kernels of this library.
     #[default]
     Halfwarp,
-    /// Those of cuBLAS, with accumulators in f32.
+    /// Kernels of cuBLAS, with accumulators in f32.
     Cublas,
-    /// Those of cuBLAS, with accumulators in f16: for operands in f16 alone.
+    /// Kernels of cuBLAS, with accumulators in f16: for operands in f16 alone.
     CublasF16,
 }
 

@@ -139,7 +139,7 @@ pub trait Executor: Send {
     /// step ends at the first error of `after`.
     ///
     /// # Errors
-    /// Those of [`Executor::run`] and of `after`.
+    /// Errors of [`Executor::run`] and of `after`.
     fn run_ops(
         &mut self,
         plan: PreparedPlan,
@@ -151,7 +151,7 @@ pub trait Executor: Send {
     /// CPU by the clock.
     ///
     /// # Errors
-    /// Those of [`Executor::run`]; [`ExecError::NoClock`].
+    /// Errors of [`Executor::run`]; [`ExecError::NoClock`].
     fn time_ops(
         &mut self,
         plan: PreparedPlan,
@@ -163,7 +163,7 @@ pub trait Executor: Send {
     /// for `cuProfilerStart` collects; returns how many kernels each operation has.
     ///
     /// # Errors
-    /// Those of [`Executor::run`]; [`ExecError::NoCounters`].
+    /// Errors of [`Executor::run`]; [`ExecError::NoCounters`].
     fn collect_ops(
         &mut self,
         _plan: PreparedPlan,

@@ -4,7 +4,7 @@
 //! projection, addition to the residual stream; norm, packed gate and up projection, SiLU gate,
 //! down projection, addition to the residual stream. Executors fuse them ([`Plan::fused`]).
 //!
-//! Of a [`Rank`](crate::plan::Rank) the plan is what one device of several computes: heads, columns
+//! The plan of a [`Rank`](crate::plan::Rank) is what one device of several computes: heads, columns
 //! of the MLP and logits are divided ([`Shares`]); the embedding table is whole on each. What a rank
 //! has of a sum over heads or columns goes through an [`Op::AllReduce`], in the type of the operands.
 //!

@@ -55,7 +55,7 @@ pub enum ModelError {
         size: usize,
         /// What it was to compute in.
         precision: Precision,
-        /// Of what the size should be a multiple.
+        /// Number of which the size should be a multiple.
         multiple: usize,
     },
 }

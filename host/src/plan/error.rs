@@ -22,7 +22,7 @@ pub enum PlanError {
         at: String,
         /// What of it.
         what: &'static str,
-        /// Its type.
+        /// Type that was found.
         got: Dtype,
         /// The types that would be right.
         wanted: Vec<Dtype>,
@@ -37,7 +37,7 @@ pub enum PlanError {
     CacheBlocks {
         /// `k` or `v`.
         of: &'static str,
-        /// Its type.
+        /// Type of the cache.
         cache_type: CacheType,
         /// Elements of a head.
         head_dim: usize,
@@ -50,11 +50,11 @@ pub enum PlanError {
         name: String,
         /// What is no multiple: a row, or the columns before a view.
         what: &'static str,
-        /// Its elements.
+        /// Number of elements that is no multiple.
         elems: usize,
-        /// Their type.
+        /// Type of the elements.
         dtype: Dtype,
-        /// Of what it should be a multiple.
+        /// Number of which it should be a multiple.
         multiple: usize,
     },
 }

@@ -59,9 +59,9 @@ pub enum Op {
     /// The scores of [`MaterializedAttention`]: `softmax_scale * q . k` of each key that a token
     /// sees.
     AttentionScores(MaterializedAttention),
-    /// Its probabilities: the softmax of the scores.
+    /// Probabilities of [`MaterializedAttention`]: the softmax of the scores.
     AttentionSoftmax(MaterializedAttention),
-    /// Its output: the values weighted with the probabilities.
+    /// Output of [`MaterializedAttention`]: the values weighted with the probabilities.
     AttentionValues(MaterializedAttention),
     /// `out = silu(gate) * up`.
     SiluMul {
@@ -152,7 +152,7 @@ impl Linear {
 /// to it. One without a norm gives all ranks all rows again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AllReduce {
-    /// Of the same shape on every rank.
+    /// Addend of this rank, of the same shape on every rank.
     pub x: View,
     /// As `x`: the sum is added to it.
     pub residual: Option<View>,
@@ -224,9 +224,9 @@ pub struct Attention {
 /// [`RopeAppend`], then [`Attention`] of its `q`, to the same bits; but `q` stays as it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AppendAttention {
-    /// Of the layer that is attended to.
+    /// RoPE and append, in the layer that is attended to.
     pub append: RopeAppend,
-    /// Of what is appended.
+    /// Attention of the tokens that are appended.
     pub attention: Attention,
 }
 
@@ -244,7 +244,7 @@ pub struct MaterializedAttention {
 }
 
 impl Op {
-    /// Its name, for profiles and errors.
+    /// Name of the operation, for profiles and errors.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embedding { .. } => "embedding",

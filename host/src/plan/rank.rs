@@ -7,7 +7,7 @@ use std::ops::Range;
 /// [are collective](super::Op::is_collective).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rank {
-    /// Its number, from 0 on.
+    /// Number of the rank, from 0 on.
     pub index: usize,
     /// How many there are.
     pub world: usize,
@@ -27,8 +27,8 @@ impl Rank {
         self.world == 1
     }
 
-    /// Its share of `len` elements, in whole units of `unit` but for the last one: the ranks' shares follow one another,
-    /// and differ by a unit at most.
+    /// The rank's share of `len` elements, in whole units of `unit` but for the last one: the ranks' shares follow one
+    /// another, and differ by a unit at most.
     pub fn share(self, len: usize, unit: usize) -> Range<usize> {
         let num_units = len.div_ceil(unit);
         let start = |index: usize| (num_units * index / self.world * unit).min(len);

@@ -82,7 +82,7 @@ impl StoredWeight {
         }
     }
 
-    /// Its rows, those together that are stored alike.
+    /// Runs of rows that are stored alike.
     pub fn runs(&self) -> Vec<StoredRows<'_>> {
         let mut rest: &[u8] = &bytemuck::cast_slice(&self.words)[..self.bytes];
         // Of E4M3 all rows are stored alike.
@@ -105,7 +105,7 @@ pub struct StoredRows<'a> {
     codec: Codec,
     cols: usize,
     bytes: &'a [u8],
-    /// Those of E4M3, of the whole weight.
+    /// Scales of the whole weight, for E4M3 alone.
     scales: &'a [f32],
     /// Index of the first row in the weight, of E4M3.
     first_row: usize,
@@ -121,7 +121,7 @@ impl<'a> StoredRows<'a> {
         self.dtype == Dtype::F32
     }
 
-    /// Their inner products with a vector, of formats in blocks.
+    /// Inner products of the rows with a vector, for formats in blocks.
     pub fn inner_products(&self) -> Option<BlockProducts> {
         self.codec.products
     }

@@ -61,13 +61,13 @@ impl Capability {
 /// What a device is.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// Its number: `N` of `cuda:N`.
+    /// Number of the device: `N` of `cuda:N`.
     pub ordinal: usize,
     /// The product's name.
     pub name: String,
-    /// Its compute capability.
+    /// Compute capability.
     pub capability: Capability,
-    /// Its whole memory.
+    /// Size of the whole memory.
     pub memory_bytes: usize,
     /// Multiprocessors.
     pub num_sms: usize,

@@ -149,7 +149,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Those of `plan` on a `gpu`, where libraries do a part of it.
+    /// Sizes for `plan` on a `gpu`, where libraries do a part of it.
     ///
     /// # Errors
     /// [`ExecError::Unsupported`] for a world of another size than kernels take.

@@ -208,7 +208,7 @@ impl Executor for CudaRanks {
         self.ended(ran)
     }
 
-    /// Of the first rank; what it waits for the others is part of the operations that they meet in.
+    /// Times of the first rank; an operation in which the ranks meet includes the wait for the others.
     fn time_ops(
         &mut self,
         plan: PreparedPlan,
@@ -236,7 +236,7 @@ impl Executor for CudaRanks {
         Err(ExecError::Unsupported { op: "counting".to_owned(), why: why.to_owned() })
     }
 
-    /// Of the rank that takes most.
+    /// Memory use of the rank that takes most.
     fn memory_use(&self) -> Result<MemoryUse, ExecError> {
         let uses = self.ranks.iter().map(CudaExecutor::memory_use);
         let uses = uses.collect::<Result<Vec<_>, _>>()?;

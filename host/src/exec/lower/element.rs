@@ -13,7 +13,7 @@ pub(super) type Launched = Result<Option<Launch>, LaunchError>;
 
 /// A type that tensors are stored in and kernels take.
 pub(super) trait Stored: AttentionElement {
-    /// Its name in the plan.
+    /// The type's name in the plan.
     const STORAGE: Dtype;
 
     /// A sum over ranks of elements of this type.

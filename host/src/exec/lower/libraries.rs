@@ -40,7 +40,7 @@ pub enum Task {
 /// As [`lower`](super::lower), with what `libraries` do.
 ///
 /// # Errors
-/// Those of [`lower`](super::lower); [`ExecError::Gemm`] for operands that cuBLAS cannot multiply.
+/// Errors of [`lower`](super::lower); [`ExecError::Gemm`] for operands that cuBLAS cannot multiply.
 pub fn lower_with(
     libraries: Libraries,
     plan: &Plan,

@@ -66,7 +66,7 @@ enum Stored {
     Dense(Precision),
     /// E4M3 or blocks, with operands in f16; where rows are no whole blocks, the second type.
     As(Dtype, Dtype),
-    /// Likewise Q4_K, and Q6_K in the last part of a matrix of several.
+    /// Q4_K (else Q5_0) with operands in f16, and Q6_K in the last part of a matrix of several.
     Mixed,
 }
 

@@ -162,7 +162,7 @@ pub enum ConfigError {
     Invalid {
         /// Name of the field.
         field: String,
-        /// Its value.
+        /// Value of the field.
         value: String,
         /// What would be right.
         expected: String,

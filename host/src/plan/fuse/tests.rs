@@ -267,7 +267,7 @@ fn summed() -> Plan {
     plan
 }
 
-/// Its sums over ranks, when they and what follows them are fused.
+/// Sums over ranks in `plan`, when they and what follows them are fused.
 fn sums(plan: &Plan) -> Vec<&'static str> {
     let fused = plan.fused(|op| !matches!(op, Op::Linear(_)));
     assert_eq!(fused.check(), Ok(()));

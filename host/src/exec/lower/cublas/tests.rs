@@ -21,7 +21,7 @@ const MARGIN: usize = 8;
 enum Residual {
     None,
     Other,
-    /// Its place is the output's.
+    /// The residual is where the output goes.
     InPlace,
 }
 
