@@ -66,7 +66,7 @@ pub enum GrammarError {
     TooLong {
         /// What it is.
         what: &'static str,
-        /// Its length.
+        /// Length of the source.
         bytes: usize,
     },
     /// A source that is none, or uses what llguidance does not know.

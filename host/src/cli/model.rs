@@ -102,7 +102,7 @@ pub struct Serving {
 /// Which kernels add over GPUs.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum CollectivesArg {
-    /// Those of this program where they can: 2, 4 or 8 GPUs with access to each other, f16 or bf16
+    /// Kernels of this program for f16 or bf16 on 2, 4 or 8 GPUs with access to each other; else NCCL
     Auto,
     /// The kernels of this program
     Halfwarp,

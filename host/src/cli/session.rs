@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub struct Generation {
     /// The generated ids, a stop token included.
     pub tokens: Vec<u32>,
-    /// Their text, without special tokens and stop strings; `None` for a model with no tokenizer.
+    /// Text of the tokens, without special tokens and stop strings; `None` for a model with no tokenizer.
     pub text: Option<String>,
     /// What was thought before it.
     pub reasoning: String,
@@ -62,7 +62,7 @@ impl Timings {
     /// Prints the speeds on stderr, the device that reached them, and its memory.
     ///
     /// # Errors
-    /// Those of [`Engine::memory_use`].
+    /// Errors of [`Engine::memory_use`].
     pub fn print(&self, engine: &Engine) -> Result<(), Failure> {
         terminal::note(format_args!(
             "{}\nprompt: {} tokens, first token after {:.1} ms ({:.1} tok/s)\n\
@@ -94,7 +94,7 @@ pub struct Reading<'a> {
 /// What is new of an answer.
 #[derive(Clone, Copy)]
 pub enum Said<'a> {
-    /// Its text; for a model with no tokenizer the ids, separated by commas.
+    /// Text of the answer; for a model with no tokenizer the ids, separated by commas.
     Text(&'a str),
     /// What was thought before.
     Reasoning(&'a str),

@@ -38,7 +38,7 @@ pub(super) struct Asked {
 /// A prompt that is being answered.
 #[derive(Debug)]
 pub(super) struct Prompted {
-    /// Its token ids.
+    /// Token ids of the prompt.
     pub ids: Vec<u32>,
     /// What each answer begins with, for `echo`.
     pub echo: String,
@@ -50,7 +50,7 @@ pub(super) struct Answer {
     text: String,
     /// What was thought before it.
     reasoning: String,
-    /// Of the prompt, if its log-probabilities are asked for.
+    /// Tokens of the prompt, if its log-probabilities are asked for.
     prompt: Vec<Token>,
     tokens: Vec<Token>,
     calls: Vec<ToolCall>,
@@ -89,7 +89,7 @@ pub(super) struct Usage {
     prompt_tokens: usize,
     cached_tokens: usize,
     completion_tokens: usize,
-    /// Of those the ones before the answer.
+    /// Tokens of the completion that come before the answer.
     reasoning_tokens: usize,
 }
 

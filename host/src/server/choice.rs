@@ -272,7 +272,7 @@ struct Offsets<'a> {
 }
 
 impl<'a> Offsets<'a> {
-    /// Of a text that `continues` that of the prompt, or begins with it.
+    /// Offsets in a text that `continues` that of the prompt, or begins with it.
     fn new(model: &'a Model, are_wanted: bool, continues: bool) -> Self {
         let text = model.text().filter(|_| are_wanted).map(|text| match continues {
             true => TextStream::continuing(&text.tokenizer),

@@ -105,13 +105,13 @@ impl ApiError {
         json!({ "type": "error", "error": { "type": kind, "message": self.message } })
     }
 
-    /// Of a response that is not stored, or no longer.
+    /// Error for a response that is not stored, or no longer.
     pub fn unknown_response(id: &str) -> Self {
         let message = format!("the response `{id}` is not stored here, or no longer");
         ApiError::status(StatusCode::NOT_FOUND, message)
     }
 
-    /// Of a response that a request goes on from.
+    /// Error for a previous response, from which a request goes on, that is not stored.
     pub fn unknown_previous(id: &str) -> Self {
         let message = format!("the previous response `{id}` is not stored here, or no longer");
         let code = Some("previous_response_not_found");

@@ -66,7 +66,7 @@ impl Form {
         Ok(kind.map(|kind| Form { kind, param }))
     }
 
-    /// Of an answer that has to be a call of a tool, by a grammar.
+    /// Form of an answer that has to be a call of a tool, given by a grammar.
     pub fn calls(grammar: String) -> Self {
         Form { kind: Kind::Lark(grammar), param: "tools" }
     }
@@ -76,7 +76,7 @@ impl Form {
         self.param
     }
 
-    /// Its grammar.
+    /// Grammar of the form.
     pub fn grammar(&self, compiler: &GrammarCompiler) -> Result<Grammar, ApiError> {
         let grammar = match &self.kind {
             Kind::JsonObject => compiler.json_object(),

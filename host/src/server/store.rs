@@ -17,7 +17,7 @@ pub(super) struct Store(Mutex<Responses>);
 #[derive(Debug, Default)]
 struct Responses {
     by_id: HashMap<String, Stored>,
-    /// Their ids by the time of their last use.
+    /// Ids of the responses by the time of their last use.
     by_use: BTreeMap<u64, String>,
     /// The responses of which items are.
     by_item: HashMap<String, String>,

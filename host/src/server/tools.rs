@@ -110,7 +110,7 @@ impl Tools {
         tools.check_choice().map(|()| tools)
     }
 
-    /// Of a request that offers none.
+    /// Tools of a request that offers none.
     fn none() -> Self {
         Tools { list: Vec::new(), choice: ToolChoice::Auto, is_single: false }
     }

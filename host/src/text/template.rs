@@ -74,7 +74,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Of sources with their names; `None` if there is none.
+    /// Template of sources with their names; `None` if there is none.
     pub(super) fn new(
         sources: impl IntoIterator<Item = (String, String)>,
         special: BTreeMap<String, String>,

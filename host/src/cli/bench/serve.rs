@@ -35,7 +35,7 @@ pub struct ServeArgs {
     /// Tokens of an answer, end-of-sequence tokens or not
     #[arg(long, value_name = "N", default_value = "128")]
     output_len: NonZeroUsize,
-    /// Of the tokens of a prompt those with which all prompts begin
+    /// Tokens at the beginning of a prompt that all prompts share
     #[arg(long, value_name = "N", default_value = "0")]
     prefix_len: usize,
     /// Temperature; 0 always takes the most likely token

@@ -64,7 +64,7 @@ impl Conversation {
     /// questions were removed.
     ///
     /// # Errors
-    /// Those of `len`.
+    /// Errors of `len`.
     pub fn drop_oldest<E>(
         &mut self,
         max_len: usize,

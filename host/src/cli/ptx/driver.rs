@@ -18,7 +18,7 @@ pub struct Compiled {
 /// GPU.
 ///
 /// # Errors
-/// Those of the driver.
+/// Errors of the driver.
 pub fn compile(target: &str, kernels: &[&'static Kernel]) -> Result<Option<Compiled>, Failure> {
     let runs_it = |gpu: &&DeviceInfo| gpu.target.is_some_and(|of| of.name == target);
     // No driver and no GPU are the usual reason to be here.

@@ -158,7 +158,7 @@ impl From<Usage> for UsageBody {
 }
 
 impl Choice {
-    /// Of what has not ended.
+    /// A choice that has not ended.
     fn new(index: usize, content: Content) -> Self {
         Choice {
             index,
@@ -209,7 +209,7 @@ impl Completion {
             .then(|| self.chunk(Choice { prompt_token_ids, ..Choice::new(index, content) }))
     }
 
-    /// Those of `tokens`, if they are asked for.
+    /// Log-probabilities of `tokens`, if they are asked for.
     fn logprobs<'a>(&self, tokens: impl Iterator<Item = &'a Token>) -> Option<LogprobsBody> {
         self.logprobs.then(|| LogprobsBody::new(self.endpoint, self.model.text(), tokens))
     }

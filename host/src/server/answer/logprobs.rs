@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 /// What stands for a probability of 0, whose logarithm JSON cannot write: vLLM's.
 const LEAST: f64 = -9999.0;
 
-/// Those of some tokens.
+/// Log-probabilities of some tokens.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum LogprobsBody {
@@ -58,7 +58,7 @@ impl LogprobsBody {
     }
 }
 
-/// Those of some tokens, as the texts of `/v1/responses` have them.
+/// Log-probabilities of `tokens`, as the texts of `/v1/responses` have them.
 pub(super) fn of_text(text: Option<&Text>, tokens: &[Token]) -> Value {
     let tokens: Vec<_> =
         tokens.iter().filter_map(|token| chat_token(text, token.logprobs.as_ref()?)).collect();

@@ -54,7 +54,7 @@ impl ChatRequest {
 }
 
 impl Conversation {
-    /// Of messages and tools that another API says in its own way.
+    /// Conversation of messages and tools that another API writes in its own way.
     pub fn of(messages: Vec<Message>, tools: Tools, variables: Map<String, Value>) -> Self {
         Conversation {
             messages,

@@ -28,7 +28,7 @@ pub(in crate::server) struct EmbeddingRequest {
 pub(in crate::server) enum Encoding {
     #[default]
     Float,
-    /// Of their bytes as f32, the least significant first.
+    /// Base64 of the numbers' bytes as f32, the least significant first.
     Base64,
 }
 

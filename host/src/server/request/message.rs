@@ -61,7 +61,7 @@ pub(in crate::server) fn take(message: Value, path: &str) -> Result<Message, Api
 /// What the content of a message says.
 struct Parts {
     content: Option<Content>,
-    /// Of parts that are thoughts, as some clients send them back.
+    /// Text of the parts that are thoughts, as some clients send them back.
     reasoning: Option<String>,
 }
 

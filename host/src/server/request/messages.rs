@@ -236,7 +236,7 @@ fn unsupported(kind: &str, path: &str) -> ApiError {
     ApiError::param(path, format!("`{kind}` is not supported: this server takes texts"))
 }
 
-/// Its tools, and whether one has to be called.
+/// Takes the request's tools, and whether one has to be called.
 fn take_tools(fields: &mut Fields) -> Result<Tools, ApiError> {
     let tools = fields.take::<Vec<Value>>("tools")?.unwrap_or_default();
     let tool = |(index, tool)| take_tool(tool, &format!("tools[{index}]"));

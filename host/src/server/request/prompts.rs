@@ -23,7 +23,7 @@ enum Prompts {
 }
 
 impl Prompt {
-    /// Those of the field `name`; at least one.
+    /// Takes the prompts of the field `name`; at least one.
     pub(super) fn take_all(fields: &mut Fields, name: &str) -> Result<Vec<Self>, ApiError> {
         let prompts = match serde_json::from_value(fields.require::<Value>(name)?) {
             Ok(Prompts::Text(text)) => vec![Prompt::Text(text)],
@@ -41,7 +41,7 @@ impl Prompt {
         }
     }
 
-    /// Its token ids.
+    /// Token ids of the prompt.
     pub fn encode(&self, app: &App, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
         match self {
             Prompt::Text(text) => app.encode(text, add_special_tokens),

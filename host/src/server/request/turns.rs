@@ -22,7 +22,7 @@ struct Turn {
     text: String,
     reasoning: String,
     calls: Vec<Value>,
-    /// Of a tool.
+    /// Further fields, of a tool's turn.
     fields: Map<String, Value>,
 }
 

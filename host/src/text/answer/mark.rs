@@ -45,7 +45,7 @@ impl Mark {
         if text.is_empty() { Mark::default() } else { Mark(vec![Part::Text(text)]) }
     }
 
-    /// Of a rendered text: `id`, `name` and `key` in it become holes.
+    /// Mark of a rendered text: `id`, `name` and `key` in it become holes.
     pub fn of(text: &str, holes: &[(&str, Part)]) -> Self {
         let mut parts = Vec::new();
         let mut rest = text;

@@ -43,11 +43,11 @@ pub enum Piece {
     Reasoning(String),
     /// A call begins.
     CallBegin {
-        /// Its number in the answer.
+        /// Number of the call in the answer.
         index: usize,
-        /// Its own.
+        /// Id of the call.
         id: String,
-        /// Of the function.
+        /// Name of the function.
         name: String,
     },
     /// More of a call's arguments.

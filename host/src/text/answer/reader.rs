@@ -47,7 +47,7 @@ pub struct AnswerReader {
     /// Whether a call of the present section was read.
     in_section: bool,
     ids: Vec<String>,
-    /// Of the function of the last call.
+    /// Name of the function of the last call.
     name: Option<String>,
     /// Parameters of it that were read.
     num_members: usize,

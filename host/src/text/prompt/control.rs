@@ -33,9 +33,9 @@ const PLANE: u32 = 0x1_0000;
 /// A token that a text may hold as a part of its own.
 #[derive(Clone, Debug)]
 pub(super) struct ControlToken {
-    /// Its id.
+    /// Id of the token.
     pub id: u32,
-    /// Its text.
+    /// Text of the token.
     pub spelling: String,
     /// It is never text: an assistant's own turn can't hold it either.
     pub is_special: bool,

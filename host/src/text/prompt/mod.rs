@@ -36,7 +36,7 @@ pub struct ChatPrompt {
 }
 
 impl ChatPrompt {
-    /// Of a text that is parsed for control tokens.
+    /// Prompt of a text that is parsed for control tokens.
     pub(super) fn parsed(text: String) -> Self {
         Self { text, tokens: None, num_neutralised: 0 }
     }

@@ -54,7 +54,7 @@ fn spelt(source: &str) -> Vec<String> {
 enum Kind {
     /// All special.
     Special,
-    /// Those of reasoning and calls are not, and texts are normalized.
+    /// All special but the tokens of reasoning and calls, and texts are normalized.
     Normalized,
 }
 
@@ -379,7 +379,7 @@ fn no_name_from_outside_completes_a_control_token() {
     }
 }
 
-/// Of the templates that write an outside text as it is, no token of the template counts as one from outside.
+/// Templates that write an outside text as it is: none of their own tokens counts as one from outside.
 #[test]
 fn where_a_token_comes_from() {
     let mut num_known = 0;

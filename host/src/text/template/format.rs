@@ -262,7 +262,7 @@ pub(super) fn braces(format: &str, args: &[Value]) -> Result<String, Error> {
 struct Fields<'a> {
     positional: &'a [Value],
     named: Option<Kwargs>,
-    /// Of the fields without a name.
+    /// Index of the next field without a name.
     next: usize,
 }
 
