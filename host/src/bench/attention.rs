@@ -210,7 +210,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Of 16 bits P is rounded to the type of V; of f32 a sum over all positions is rounded at each.
+    /// Error bound: P of 16 bits is rounded as V is; a sum in f32 is rounded at each position.
     fn error_bound(&self) -> f64 {
         if self.precision == Precision::F32 { 1e-4 } else { 1e-2 }
     }

@@ -260,7 +260,7 @@ struct Buffers {
 struct Appended {
     q: Rows<E4m3>,
     pools: [DevicePtr<E4m3>; 2],
-    /// Of Q, K and V.
+    /// Scales of Q, K and V.
     scales: [DevicePtr<f32>; 3],
 }
 

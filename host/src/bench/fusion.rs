@@ -104,7 +104,7 @@ impl Part {
     /// All of them.
     pub const ALL: [Part; 4] = [Part::NormGemm, Part::GemmSwiglu, Part::Attention, Part::Layer];
 
-    /// Its forms, the fused one first.
+    /// Forms of the part, the fused one first.
     pub fn forms(self) -> &'static [Form] {
         match self {
             Part::NormGemm | Part::GemmSwiglu => &[Form::Fused, Form::Unfused],

@@ -52,7 +52,7 @@ pub struct Decode {
 pub struct Part {
     /// What it is for.
     pub part: &'static str,
-    /// Its size.
+    /// Size of the part.
     pub bytes: usize,
 }
 
@@ -117,7 +117,7 @@ struct Run {
     /// Positions of the prompt that were not in the cache.
     filled: usize,
     fill_seconds: f64,
-    /// Of each token after the first, which is that of the prompt's last step.
+    /// Times of the tokens after the first, which comes with the prompt's last step.
     tokens_us: Vec<f64>,
 }
 

@@ -41,7 +41,7 @@ pub enum RecordError {
     /// A line that is no JSON.
     #[error("line {line}: {source}")]
     Json {
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: usize,
         /// What is wrong.
         source: serde_json::Error,
@@ -52,7 +52,7 @@ pub enum RecordError {
          or `test`, `avg_us` and `stddev_us`"
     )]
     NoRow {
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: usize,
     },
     /// There is no line.
@@ -63,9 +63,9 @@ pub enum RecordError {
 /// How a row is beside its baseline.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// Its time over the baseline's: within the spread of both, or faster.
+    /// Time of the row over the baseline's: within the spread of both, or faster.
     Same(f64),
-    /// Its time over the baseline's: slower beyond the spread of both.
+    /// Time of the row over the baseline's: slower beyond the spread of both.
     Slower(f64),
     /// Measured under other conditions, those of the baseline being so: not compared.
     Other(String),

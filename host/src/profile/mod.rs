@@ -51,14 +51,14 @@ pub struct StepProfile {
     pub num_launches: Option<usize>,
     /// Times that the step was repeated.
     pub repeats: usize,
-    /// Its operations, in order.
+    /// Operations of the step, in order.
     pub ops: Vec<OpProfile>,
 }
 
 /// What one operation took.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OpProfile {
-    /// Its index in the plan as it runs.
+    /// Index of the operation in the plan as it runs.
     pub index: usize,
     /// What it does, such as `norm_linear`.
     pub op: &'static str,
@@ -128,7 +128,7 @@ impl StepProfile {
     /// Measures a step of `size` on `engine`, `repeats` times.
     ///
     /// # Errors
-    /// Those of [`Engine::time_step`].
+    /// Errors of [`Engine::time_step`].
     pub fn measure(
         engine: &mut Engine,
         size: StepSize,

@@ -25,7 +25,7 @@ pub struct Roofline {
 struct Sizes {
     /// Rows of the matrix product.
     m: usize,
-    /// Its columns.
+    /// Columns of the matrix product.
     n: usize,
     /// What it sums over.
     k: usize,

@@ -12,11 +12,11 @@ pub struct OpSum {
     pub subject: String,
     /// How many they are.
     pub count: usize,
-    /// Their time, in microseconds.
+    /// Time that they take, in microseconds.
     pub us: f64,
     /// Bytes that they read and write.
     pub bytes: usize,
-    /// Their floating-point operations.
+    /// Floating-point operations that they do.
     pub flops: usize,
 }
 
@@ -39,7 +39,7 @@ impl Rated for OpSum {
 pub struct LayerSum {
     /// The layer; `None` for what comes before the first and after the last.
     pub layer: Option<usize>,
-    /// Their time, in microseconds.
+    /// Time of the layer's operations, in microseconds.
     pub us: f64,
 }
 

@@ -37,7 +37,7 @@ pub fn prompt(word: &str) -> String {
 pub struct Haiku {
     /// The generated tokens.
     pub tokens: Vec<u32>,
-    /// Their text.
+    /// Text of the tokens.
     pub text: String,
     /// Why there are no more tokens, or why no other could be chosen.
     pub end: Result<FinishReason, SamplingError>,
@@ -71,11 +71,11 @@ impl Haiku {
 pub struct HaikuTest {
     /// The word.
     pub word: &'static str,
-    /// Of the word and of sampling.
+    /// Seed of the word and of sampling.
     pub seed: u64,
     /// The text that the tokens of the prompt spell, special tokens left out.
     pub prompt: String,
-    /// Of reference and candidate.
+    /// Haikus of reference and candidate.
     pub haikus: [Haiku; 2],
     /// Logits of both where the reference chose its tokens, both reading the reference's tokens
     /// (teacher forcing).

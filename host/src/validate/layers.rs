@@ -133,9 +133,9 @@ pub struct Difference {
     pub place: Place,
     /// Element types, of reference and candidate.
     pub dtypes: [Dtype; 2],
-    /// Of the reference.
+    /// Magnitude of the reference's values.
     pub reference: Magnitude,
-    /// Of the candidate.
+    /// Magnitude of the candidate's values.
     pub candidate: Magnitude,
     /// Norm of the difference over the norm of the reference; infinite where a value is not finite.
     pub error: f64,

@@ -6,8 +6,8 @@ use crate::plan::{CacheType, Precision};
 /// Bounds of a validation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Of the logits on the text: norm of the difference over the norm of the reference, over all
-    /// positions.
+    /// Error of the logits on the text: norm of the difference over the norm of the reference, over
+    /// all positions.
     pub logits_error: f64,
     /// Least share of the positions with the same most likely token, of those where the reference
     /// has a clear one: see [`Limits::min_lead`].
@@ -16,7 +16,7 @@ pub struct Limits {
     pub mean_kl: f64,
     /// Change of the perplexity, as a share of the reference's.
     pub perplexity_change: f64,
-    /// Of the residual stream after every layer: norm of the difference over the norm of the
+    /// Error of the residual stream after every layer: norm of the difference over the norm of the
     /// reference.
     pub layer_error: f64,
     /// Difference of a token's probability in the haiku, under teacher forcing.
@@ -38,7 +38,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Those of a comparison of `settings`: 8 times as wide where one computes, or keeps keys or
+    /// Limits of a comparison of `settings`: 8 times as wide where one computes, or keeps keys or
     /// values, in bf16 or in fewer bits: bf16 has 8 significant bits for the 11 of f16. Weights in
     /// E4M3, which has 4, are held to what they do to the text.
     pub fn of(settings: [Settings; 2]) -> Self {
@@ -61,7 +61,7 @@ impl Limits {
 }
 
 impl Limits {
-    /// Of weights in E4M3, and rows that are rounded to it.
+    /// Limits for weights in E4M3, and rows that are rounded to it.
     const FP8: Limits = Limits {
         logits_error: 0.15,
         min_agreement: 0.97,

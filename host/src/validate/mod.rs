@@ -112,7 +112,7 @@ pub struct Report {
     pub runs: [Run; 2],
     /// On the text.
     pub logits: LogitComparison,
-    /// Of the beginning of the text: the values of each operation, in order.
+    /// Differences of each operation's values, in order, at the beginning of the text.
     pub layers: Vec<Difference>,
     /// The haiku test, or why there is none.
     pub haiku: Result<HaikuTest, String>,

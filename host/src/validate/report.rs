@@ -38,7 +38,7 @@ pub struct Conditions {
 pub struct Plot {
     /// What it shows.
     pub title: String,
-    /// Its file, beside the report.
+    /// File of the picture, beside the report.
     pub file: String,
 }
 

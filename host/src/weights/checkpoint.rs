@@ -17,12 +17,12 @@ pub enum Origin {
     HuggingFace {
         /// The directory.
         dir: PathBuf,
-        /// Its `config.json`.
+        /// The `config.json` of the directory.
         config: serde_json::Value,
     },
     /// A GGUF file, or several that the model is split over.
     Gguf {
-        /// Its key-value part.
+        /// Key-value part of the file.
         metadata: gguf::Metadata,
     },
 }

@@ -76,7 +76,7 @@ where
 mod tests {
     use super::*;
 
-    /// Of the two neighbours of `value` among `finite` numbers, the nearer one; of two as near, the even one.
+    /// The nearer of the two neighbours of `value` among finite `numbers`; of two as near, the even one.
     fn nearest(value: f64, numbers: &[(u16, f64)]) -> u16 {
         let above = numbers.partition_point(|&(_, number)| number < value).min(numbers.len() - 1);
         let ((low_bits, low), (high_bits, high)) =

@@ -49,7 +49,7 @@ pub enum WeightsError {
     MissingPart {
         /// The file.
         path: PathBuf,
-        /// Its number, from one.
+        /// Number of the file, from one.
         number: usize,
         /// How many files there are.
         count: usize,
@@ -124,7 +124,7 @@ pub enum WeightsError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Its shape, outermost first.
+        /// Shape of the tensor, outermost first.
         shape: Vec<usize>,
         /// The shape that would be right.
         expected: Vec<usize>,
@@ -154,7 +154,7 @@ pub enum WeightsError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Its rows.
+        /// Rows of the tensor.
         rows: usize,
         /// How it is stored.
         dtype: TensorDtype,
@@ -202,11 +202,11 @@ pub enum WeightsError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Its format.
+        /// Format of the tensor.
         dtype: Dtype,
         /// The block, counted from the tensor's start.
         block: usize,
-        /// Its scale.
+        /// Scale of the block.
         scale: f32,
     },
     /// The plan wants a storage type that a tensor is not converted to.

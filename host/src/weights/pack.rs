@@ -157,7 +157,7 @@ enum Kept {
     Encoded(Encoder),
     /// It is copied.
     AsStored,
-    /// Its blocks become those of another format.
+    /// The blocks become those of another format.
     Expanded(Expander, Dtype),
 }
 

@@ -47,7 +47,7 @@ pub enum SafetensorsError {
     TooLarge {
         /// The tensor.
         tensor: String,
-        /// Its shape.
+        /// Shape of the tensor.
         shape: Vec<u64>,
     },
     /// The length of the data is not that of shape and type.
@@ -58,9 +58,9 @@ pub enum SafetensorsError {
     WrongLength {
         /// The tensor.
         tensor: String,
-        /// Its shape.
+        /// Shape of the tensor.
         shape: Vec<usize>,
-        /// Its type.
+        /// Type of the elements.
         dtype: Dtype,
         /// Bytes between its offsets.
         bytes: u64,

@@ -44,7 +44,7 @@ impl fmt::Display for TensorDtype {
 /// A tensor of a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorEntry<'a> {
-    /// Its name.
+    /// Name of the tensor.
     pub name: &'a str,
     /// Dimensions, outermost first (for GGUF too).
     pub shape: &'a [usize],

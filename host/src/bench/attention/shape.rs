@@ -34,7 +34,7 @@ pub enum Step {
         /// Whether a token sees no position after its own.
         causal: bool,
     },
-    /// Its last token.
+    /// The last of its tokens.
     Decode {
         /// Positions, that of the new token included.
         kv_len: usize,

@@ -90,7 +90,7 @@ fn an_output_that_is_not_finite_is_named() {
     assert!(error.starts_with("2,4,2,1,16: row 1"), "{error}");
 }
 
-/// Those of the peers, and of every row of this bench.
+/// Keys of a row: the rows of the peers, and all rows of this bench, have the same.
 #[test]
 fn a_row_has_a_key_for_every_size() {
     let keys = |step| {

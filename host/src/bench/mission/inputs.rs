@@ -45,7 +45,7 @@ pub(super) struct Call {
 struct Tensor {
     /// In FP8, codes of E4M3; else the bytes of f16.
     bytes: Vec<u8>,
-    /// Of each head, in FP8.
+    /// Scales of the heads, where the bytes are FP8.
     scales: Vec<f32>,
     /// What the bytes and the scales say.
     values: Vec<f64>,

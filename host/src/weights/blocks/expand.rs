@@ -42,7 +42,7 @@ fn iq4_nl_to_q8_0(stored: &[u8], out: &mut [u8]) -> Result<(), f32> {
     Ok(())
 }
 
-/// Of formats whose levels are from -32 to 31.
+/// Expands formats whose levels are from -32 to 31.
 fn to_q6_k<F: LevelBlocks<BYTES>, const BYTES: usize>(
     stored: &[u8],
     out: &mut [u8],
@@ -81,7 +81,7 @@ static LARGEST_Q: LazyLock<[[u8; 16]; 16]> = LazyLock::new(|| {
     std::array::from_fn(|i| std::array::from_fn(|j| largest_q([i, j])))
 });
 
-/// Of IQ2: scales are odd.
+/// Expands IQ2, whose scales are odd.
 fn to_q8_0<F: LevelBlocks<BYTES>, const BYTES: usize>(
     stored: &[u8],
     out: &mut [u8],

@@ -25,7 +25,7 @@ use gpu_types::BlockFormat;
 pub use expand::{Expander, expander};
 pub use quantize::quantizer;
 
-/// Of each family of formats.
+/// Codecs of each family of formats.
 const CODECS: [&[(BlockFormat, Codec)]; 4] =
     [legacy::CODECS, k::CODECS, four_bit::CODECS, iq::CODECS];
 
@@ -45,9 +45,9 @@ pub type BlockProducts = fn(Arch, &[u8], &[f32], &mut [f32]);
 /// What is computed with stored elements.
 #[derive(Clone, Copy)]
 pub struct Codec {
-    /// Their conversion to f32.
+    /// Conversion of the elements to f32.
     pub decode: Decoder,
-    /// Of a format in blocks: nothing but a block is converted at a time.
+    /// Inner products, of a format in blocks: nothing but a block is converted at a time.
     pub products: Option<BlockProducts>,
 }
 
@@ -234,7 +234,7 @@ mod tests {
         }
     }
 
-    /// Those that this processor has.
+    /// Instruction sets of this processor alone.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn every_instruction_set_gives_the_same_bits() {

@@ -88,7 +88,7 @@ pub enum GgufError {
     NumDims {
         /// The tensor.
         tensor: String,
-        /// Its dimensions.
+        /// Number of dimensions.
         num_dims: u32,
     },
     /// A dimension of zero, or more elements than can be counted.
@@ -99,7 +99,7 @@ pub enum GgufError {
     Shape {
         /// The tensor.
         tensor: String,
-        /// Its shape, outermost first.
+        /// Shape of the tensor, outermost first.
         shape: Vec<u64>,
     },
     /// Rows that are not a whole number of blocks.
@@ -110,7 +110,7 @@ pub enum GgufError {
     PartialBlock {
         /// The tensor.
         tensor: String,
-        /// Its format.
+        /// Format of the tensor.
         dtype: Dtype,
         /// Elements of a row.
         row_elems: usize,
@@ -123,7 +123,7 @@ pub enum GgufError {
     Misaligned {
         /// The tensor.
         tensor: String,
-        /// Its offset in the data.
+        /// Offset of the tensor in the data.
         offset: u64,
         /// The file's alignment.
         alignment: u32,
@@ -137,11 +137,11 @@ pub enum GgufError {
     PastEnd {
         /// The tensor.
         tensor: String,
-        /// Its format.
+        /// Format of the tensor.
         dtype: TensorDtype,
-        /// Its offset in the data.
+        /// Offset of the tensor in the data.
         offset: u64,
-        /// Its length.
+        /// Length of the data of the tensor.
         bytes: usize,
         /// Bytes of data in the file.
         data_bytes: usize,

@@ -14,7 +14,7 @@ const STRING: u32 = 8;
 /// A tensor that is to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
     /// Dimensions, outermost first.
     pub shape: Vec<usize>,
@@ -42,7 +42,7 @@ impl<W: Write> Writer<W> {
     /// Writes the header: `metadata` and the descriptions of all tensors.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     ///
     /// # Panics
     /// If a type has no number in GGUF, or the metadata an alignment that is none.
@@ -79,7 +79,7 @@ impl<W: Write> Writer<W> {
     /// Writes the data of the next tensor.
     ///
     /// # Errors
-    /// Those of the output.
+    /// Errors of the output.
     pub fn tensor(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.out.write_all(bytes)?;
         let padding = bytes.len().next_multiple_of(self.alignment) - bytes.len();
@@ -90,7 +90,7 @@ impl<W: Write> Writer<W> {
     /// Writes what is still buffered.
     ///
     /// # Errors
-    /// Those of the output.
+    /// Errors of the output.
     pub fn finish(mut self) -> io::Result<()> {
         self.out.flush()
     }
