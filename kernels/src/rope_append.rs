@@ -128,11 +128,11 @@ pub unsafe fn rope_append<T: Number, C: Number>(
 
 /// Vectors of a head; a thread takes one.
 struct Vectors {
-    /// Of pairs that are rotated.
+    /// Vectors of pairs that are rotated.
     pairs: u32,
-    /// Of columns that are not.
+    /// Vectors of columns that are not rotated.
     rest: u32,
-    /// Of all columns.
+    /// Vectors of all columns.
     head: u32,
 }
 

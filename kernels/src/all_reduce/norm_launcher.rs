@@ -39,7 +39,7 @@ pub struct NormOperands<'a, E> {
     pub x: &'a [DevicePtr<E>],
     /// To which the sum is added, likewise.
     pub residual: DevicePtr<f32>,
-    /// Of the norm, `[hidden_size]`.
+    /// Weight of the norm, `[hidden_size]`.
     pub weight: DevicePtr<f32>,
     /// The normed residual of all ranks; may be `x`.
     pub out: &'a [DevicePtr<E>],

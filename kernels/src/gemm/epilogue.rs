@@ -12,7 +12,7 @@ use cuda_std::prelude::*;
 /// A matrix in global memory of the output's shape.
 #[derive(Clone, Copy)]
 pub struct Matrix<P> {
-    /// Its first element.
+    /// First element of the matrix.
     pub ptr: P,
     /// Row stride, in elements.
     pub row_stride: u32,

@@ -14,7 +14,7 @@ use gpu_types::{Accumulate, Target};
 pub struct Gpu {
     /// The kernels that it can run.
     pub target: Target,
-    /// Its streaming multiprocessors (SMs).
+    /// Number of streaming multiprocessors (SMs).
     pub num_sms: usize,
     /// Whether a launch may start before the previous one has ended (programmatic dependent
     /// launch).
@@ -175,7 +175,7 @@ pub(super) struct ScaleArgs {
 }
 
 impl ScaleArgs {
-    /// Those of a weight without scales.
+    /// Arguments of a weight without scales.
     pub const NONE: ScaleArgs = ScaleArgs { ptr: DevicePtr::null(), stride: 0 };
 }
 

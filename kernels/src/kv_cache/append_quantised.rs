@@ -168,7 +168,7 @@ impl Row {
         Row::of(head_dim, |column| unsafe { head.get(column as usize) }.to_f32())
     }
 
-    /// Its blocks rotated; the whole warp calls this.
+    /// Rotates each block of the row; the whole warp calls this.
     #[inline(always)]
     fn hadamard(mut self, head_dim: u32) -> Self {
         unroll!(i in 0..LANE_COLUMNS, {

@@ -11,7 +11,7 @@
 //!
 //! Keys of q4_0 are those of blocks that went through [`hadamard`](super::hadamard).
 //!
-//! Of 8 and 4 bits every 32-bit word holds its even columns first, then the odd ones: what an MMA
+//! A 32-bit word of 8- or 4-bit quants holds its even columns first, then the odd ones: what an MMA
 //! takes in a register is then two masked bit fields of a word.
 
 use super::PAGE_SIZE;

@@ -15,7 +15,7 @@ pub(super) const EDITS_END: usize = 7;
 pub struct LogitEdit {
     /// The token.
     pub token: u32,
-    /// Of the request.
+    /// Logit bias that the request gives the token.
     pub bias: f32,
     /// The repetition penalty, 1 for none (arXiv:1909.05858).
     pub divisor: f32,
@@ -56,7 +56,7 @@ pub(super) struct RowEdits {
 }
 
 impl RowEdits {
-    /// Those of `row`.
+    /// Edits of `row`.
     ///
     /// # Safety
     /// 1. `sampling` holds `row + 1` rows of `ROW_SAMPLING_LEN`; `edits` is at a multiple of 16 bytes and holds all of

@@ -130,9 +130,9 @@ impl Histogram {
 #[derive(Clone, Copy)]
 struct BlockHistogram {
     counts: Shared<u32>,
-    /// The lower halves of the masses.
+    /// Lower halves of the masses.
     low: Shared<u32>,
-    /// Their upper halves.
+    /// Upper halves of the masses.
     high: Shared<u32>,
 }
 

@@ -24,7 +24,7 @@ pub struct RowSampling {
     pub top_p: f32,
     /// Only tokens at least this probable, as a share of the most probable one's; 0 for all.
     pub min_p: f32,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
     /// Tokens that were drawn with this seed before.
     pub position: u32,

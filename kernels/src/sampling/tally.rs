@@ -17,7 +17,7 @@ impl Tally {
     /// No token.
     pub const ZERO: Tally = Tally { count: 0, mass: 0 };
 
-    /// Those of both.
+    /// Tokens and mass of both tallies together.
     #[inline(always)]
     pub fn plus(self, other: Tally) -> Tally {
         Tally { count: self.count + other.count, mass: self.mass + other.mass }

@@ -20,7 +20,7 @@ const ROW_VECS: u32 = BOX_K / VEC_ELEMS;
 /// A weight in global memory.
 #[derive(Clone, Copy)]
 pub struct Weight {
-    /// Its elements.
+    /// Elements of the weight.
     pub elems: Global<u16>,
     /// Row stride, in elements.
     pub stride: u32,

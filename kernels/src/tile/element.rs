@@ -11,7 +11,7 @@ use crate::element::Half;
 
 /// An element type that TMA loads and `wgmma` multiplies, K-major.
 pub trait WgmmaOperand: Element + wgmma::Element {
-    /// Its type in tensor maps.
+    /// Type of the elements in tensor maps.
     #[cfg(not(target_arch = "nvptx64"))]
     const TENSOR_MAP: tensor_map::Element;
 }

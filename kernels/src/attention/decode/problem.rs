@@ -55,14 +55,14 @@ pub struct Problem<E> {
     pub new: Option<NewTokens<E>>,
     pub q: Global<E>,
     pub q_stride: u32,
-    /// Of K and V.
+    /// Pools of K and of V.
     pub pools: [GlobalMut<E>; 2],
     pub num_kv_heads: u32,
     /// Query heads of a KV head.
     pub group: u32,
     pub head_dim: u32,
     pub aligned: bool,
-    /// Of the scores, with `log2(e)`.
+    /// Factor of the scores: `softmax_scale * log2(e)`.
     pub scale: f32,
     pub window: u32,
     pub partial_out: GlobalMut<f32>,

@@ -117,7 +117,7 @@ impl PageTable {
 /// The pages of a sequence.
 pub struct SeqPages {
     entries: Global<u32>,
-    /// Its first pages, if they are there already: see [`PageTable`].
+    /// First pages of the sequence, if their load is issued already: see [`PageTable`].
     first_pages: Option<u32>,
 }
 

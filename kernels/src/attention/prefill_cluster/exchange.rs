@@ -25,7 +25,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Its shared memory.
+    /// Bytes of shared memory that an exchange takes.
     pub const BYTES: u32 = RECEIVED_BYTES + 8;
 
     /// The exchange of the block, at `smem`.

@@ -71,7 +71,7 @@ const CLUSTER: u32 = 2;
 /// Threads that multiply: a warpgroup.
 const MULTIPLIERS: u32 = warp::WARPGROUP_SIZE;
 
-/// Their named barrier.
+/// Named barrier of the threads that multiply.
 const MULTIPLIERS_BARRIER: u32 = 1;
 
 /// Offsets in shared memory, in bytes.

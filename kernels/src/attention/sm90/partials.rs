@@ -19,10 +19,10 @@ const VECTORS: usize = 4 * warp::WARP_SIZE as usize;
 /// Where partial results go.
 #[derive(Clone, Copy)]
 pub(super) struct Partials {
-    /// Of each slot and warp: its normalised output, a vector of every lane after the other, then
-    /// the logarithms of its rows' sums.
+    /// Results of each slot and warp: the normalised output, a vector of every lane after the
+    /// other, then the logarithms of the rows' sums.
     pub results: GlobalMut<f32>,
-    /// Of each slot and warp: items that have stored theirs. Zeros before and after the launch.
+    /// Items that have stored their results, of each slot and warp; 0 before and after a launch.
     pub counters: GlobalMut<u32>,
     /// Warps of the consumers.
     pub num_warps: u32,
@@ -39,7 +39,7 @@ pub(super) struct Combined {
     pub lse: [f32; 2],
 }
 
-/// Of each row, `exp(lse - max)`.
+/// Weight of each row: `exp(lse - max)`.
 #[inline(always)]
 fn weights(lse: [f32; 2], max: [f32; 2]) -> [f32; 2] {
     [0, 1].map(|row| math::exp2_approx((lse[row] - max[row]) * LOG2_E))

@@ -95,7 +95,7 @@ macro_rules! tiles {
 tiles! {
     /// Heads of up to 64 columns: 192 queries.
     TileD64: 3, 2, 4, 128, 64;
-    /// Likewise 128 queries, for steps of few tiles.
+    /// Heads of up to 64 columns: 128 queries, for steps of few tiles.
     TileD64M128: 2, 2, 4, 128, 64;
     /// Heads of up to 96 columns.
     TileD96: 2, 2, 2, 128, 96;

@@ -43,7 +43,7 @@ pub struct LinearFp8SmallOperands {
     pub x: Input16<f16>,
     /// `[n, k]`; `[2 * n, k]` if gated. No element is NaN: `sm_80` computes with 480 in its place.
     pub weight: Rows<E4m3>,
-    /// Those of `weight`.
+    /// Scales of `weight`.
     pub scales: WeightScales,
     /// `[n]`; `[2 * n]` if gated.
     pub bias: Option<DevicePtr<f32>>,

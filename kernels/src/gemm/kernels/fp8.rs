@@ -42,9 +42,9 @@ const _: () = assert!(block_k::<E4m3>() == SCALE_BLOCK, "a stage has one scale o
 #[derive(Clone, Copy)]
 pub struct Scales {
     x: Global<f32>,
-    /// Of the weight's rows, or null.
+    /// Scales of the weight's rows, or null.
     weight_rows: Global<f32>,
-    /// Of the weight's blocks, or null.
+    /// Scales of the weight's blocks, or null.
     weight_blocks: Global<f32>,
     /// Blocks of a row of the weight.
     blocks_per_row: u32,
@@ -119,7 +119,7 @@ struct BlockScales {
 }
 
 impl BlockScales {
-    /// Those of the warpgroup whose first column is `column`.
+    /// Scales for the warpgroup whose first column is `column`.
     #[inline(always)]
     fn new<T: WgmmaTile>(scales: Scales, column: u32) -> Self {
         const {
@@ -167,9 +167,9 @@ const MAX_LANE_COLUMNS: usize = 8;
 
 /// The scales of a warp's outputs of a tile, which are loaded before they are needed.
 struct TileScales {
-    /// For each MMA of the two rows of the thread.
+    /// Scales of the thread's two rows, for each MMA.
     rows: [[f32; 2]; MAX_MMAS],
-    /// Of every 32nd column, from the lane's own on.
+    /// Scales of every 32nd column, from the lane's own on.
     columns: [f32; MAX_LANE_COLUMNS],
 }
 
@@ -253,9 +253,9 @@ impl<T: WgmmaTile, L: Level<T>> Accumulation<E4m3, T> for Scaled<L> {
 
 /// The scales of a thread's outputs of a subtile.
 struct Scale {
-    /// Of its two rows.
+    /// Scales of the thread's two rows.
     rows: [f32; 2],
-    /// Of its pairs of columns.
+    /// Scales of the thread's pairs of columns.
     columns: [[f32; 2]; 8],
 }
 

@@ -305,7 +305,7 @@ impl Layer {
 }
 
 impl Operands {
-    /// Those of the weight's rows from `start` on, whose first byte is at `offset_bytes`.
+    /// Operands for the weight's rows from `start` on, whose first byte is at `offset_bytes`.
     fn from_row(&self, start: usize, offset_bytes: usize) -> Self {
         let out_bytes = if self.out_is_f32 { size_of::<f32>() } else { size_of::<f16>() };
         let residual = self.residual;

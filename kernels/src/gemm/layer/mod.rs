@@ -48,7 +48,7 @@ pub struct Layer {
 pub enum Input {
     /// Nothing.
     Stored,
-    /// Its RMSNorm.
+    /// RMSNorm of the input.
     Normed,
     /// `silu(gate) * x`.
     Gated,
@@ -157,7 +157,7 @@ impl Layer {
         }
     }
 
-    /// Its weight by rows that are stored alike.
+    /// Segments of the weight: consecutive rows that are stored alike.
     fn segments(&self) -> Vec<Segment> {
         match &self.weight {
             Weight::Tiles(parts) => segments(parts, self.k),

@@ -9,7 +9,7 @@ pub(super) const TILE_ROWS: usize = gpu_types::TILE_ROWS as usize;
 /// Rows of a weight that begin with a tile of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Their number.
+    /// Number of rows.
     pub rows: usize,
     /// The format of their tiles; `None` where they are rows in f16.
     pub format: Option<BlockFormat>,
@@ -18,9 +18,9 @@ pub struct Part {
 /// Consecutive rows of a weight that are stored alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The first of them.
+    /// First row of the segment.
     pub start: usize,
-    /// Their number.
+    /// Number of rows.
     pub rows: usize,
     /// As [`Part::format`].
     pub format: Option<BlockFormat>,

@@ -11,9 +11,9 @@ use cuda_std::prelude::*;
 /// A thread's outputs in its block's tile: rows `m + LANES_M * i`, columns `n + LANES_N * j`.
 #[derive(Clone, Copy)]
 pub struct ThreadTile {
-    /// Its first row.
+    /// First row of the thread.
     pub m: u32,
-    /// Its first column.
+    /// First column of the thread.
     pub n: u32,
 }
 

@@ -42,11 +42,11 @@ pub const fn min_blocks(fused: bool, by_mma: bool) -> u32 {
 
 /// The rows of the weight that a warp computes.
 pub struct Weights<W, const ROWS: usize> {
-    /// Its elements.
+    /// Elements of the weight.
     pub weight: Global<W>,
     /// Index of each row's first element.
     pub rows: [usize; ROWS],
-    /// Its scales, if it is scaled.
+    /// Scales of the weight, if it is scaled.
     pub scales: Scales,
     /// The first row of each part, of one, or of gate and of up. A part is in one row of blocks
     /// that share scales.
@@ -221,9 +221,9 @@ impl InputLoad {
 /// A lane's partial sums.
 #[derive(Clone, Copy)]
 pub struct DotProducts<const ROWS: usize> {
-    /// Those of the rows.
+    /// Partial sums of the rows.
     pub rows: [f32; ROWS],
-    /// That of the squares of x.
+    /// Partial sum of the squares of x.
     pub square_sum: f32,
 }
 

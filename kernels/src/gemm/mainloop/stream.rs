@@ -69,7 +69,7 @@ pub struct WeightRows<W, const TILES_N: usize> {
     pub weight: Global<W>,
     /// The lane's rows.
     pub rows: [LaneRow; TILES_N],
-    /// Its scales, if it is scaled.
+    /// Scales of the weight, if it is scaled.
     pub scales: TileScales,
 }
 
@@ -77,7 +77,7 @@ pub struct WeightRows<W, const TILES_N: usize> {
 /// row of blocks that share scales.
 #[derive(Clone, Copy)]
 pub struct TileScales {
-    /// Those of the weight.
+    /// Scales of the whole weight.
     pub scales: Scales,
     /// The first row of each part.
     pub first_rows: [u32; 2],
@@ -377,7 +377,7 @@ unsafe fn multiply_steps<
 pub struct KTileSums<const TILES_M: usize, const TILES_N: usize>([[Accumulator; TILES_N]; TILES_M]);
 
 impl<const TILES_M: usize, const TILES_N: usize> KTileSums<TILES_M, TILES_N> {
-    /// Those before the first k-step.
+    /// Accumulators before the first k-step.
     #[inline(always)]
     pub fn new<E: Operand16, W: WeightElement<E>>(acc: &[[Accumulator; TILES_N]; TILES_M]) -> Self {
         KTileSums(if W::IS_SCALED { [[[0.0; 4]; TILES_N]; TILES_M] } else { *acc })

@@ -31,7 +31,7 @@ pub struct Ring<E> {
     pub smem_x: Shared<E>,
     /// The weights.
     pub smem_weight: Shared<E>,
-    /// Its barriers.
+    /// Barriers of the stages.
     pub pipeline: Pipeline,
     /// x.
     pub x: TensorMap,

@@ -482,9 +482,9 @@ impl LaneLoad {
 
 /// A lane's loads of a stage, one an MMA tile.
 pub struct LaneLoads<const TILES_M: usize, const TILES_N: usize> {
-    /// Of x.
+    /// Loads of x.
     pub x: [LaneLoad; TILES_M],
-    /// Of the weight: gate's tiles, then up's.
+    /// Loads of the weight: gate's tiles, then up's.
     pub weights: [LaneLoad; TILES_N],
 }
 

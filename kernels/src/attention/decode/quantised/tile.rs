@@ -1,9 +1,9 @@
 //! A warp's tile over quants: the transposed products `K Q^T` and `V^T P^T`, so that an MMA has
 //! eight query rows, and K and V as fragment A.
 //!
-//! Of both accumulators a lane holds query rows `2 * pair` and `2 * pair + 1`, of the scores the
-//! keys `group` and `group + 8`. Of K the scales multiply the scores, in f32; what the bias of the
-//! numbers of q8_0 and q4_0 adds to a panel is known from Q. Of V the scales multiply the
+//! A lane holds query rows `2 * pair` and `2 * pair + 1` of both accumulators, and keys `group` and
+//! `group + 8` of the scores. The scales of K multiply the scores, in f32; what the bias of the
+//! numbers of q8_0 and q4_0 adds to a panel is known from Q. The scales of V multiply the
 //! probabilities, which are larger by `2^ROOM`: so small scales do not underflow in f16.
 
 use super::super::super::mma::{lane, multiply_words};
@@ -27,7 +27,7 @@ const NO_SCORE: f32 = -1e38;
 /// Fragments B of Q of a k-step, of each row tile.
 type QWords<const ROW_TILES: usize> = [[u32; 2]; ROW_TILES];
 
-/// Of query rows `2 * pair` and `2 * pair + 1` of each row tile.
+/// Values of query rows `2 * pair` and `2 * pair + 1` of each row tile.
 type OfRows<const ROW_TILES: usize> = [[f32; 2]; ROW_TILES];
 
 /// `8 * ROW_TILES` query rows, up to two row tiles, over 16 keys of `K` and `V`.
@@ -41,7 +41,7 @@ pub struct QuantisedTile<K, V, const ROW_TILES: usize, const PANELS: usize> {
     q: [[QWords<ROW_TILES>; 2]; PANELS],
     /// What the scores of a panel are too small by.
     k_bias: [OfRows<ROW_TILES>; PANELS],
-    /// Of 16 columns.
+    /// Outputs, an accumulator for every 16 columns.
     out: [[[Accumulator; 2]; PANELS]; ROW_TILES],
     quants: PhantomData<(K, V)>,
 }

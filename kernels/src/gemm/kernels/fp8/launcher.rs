@@ -56,11 +56,11 @@ pub struct LinearFp8 {
 pub struct LinearFp8Operands<E> {
     /// `[max_rows, k]`.
     pub x: Rows<E4m3>,
-    /// Of the rows of `x`: `[max_rows]`.
+    /// Scales of the rows of `x`: `[max_rows]`.
     pub x_scales: DevicePtr<f32>,
     /// `[n, k]`.
     pub weight: Rows<E4m3>,
-    /// Of the weight.
+    /// Scales of the weight.
     pub weight_scales: WeightScales,
     /// `[n]`.
     pub bias: Option<DevicePtr<f32>>,

@@ -13,7 +13,7 @@ use half::f16;
 /// The scales and minima of Q4_K and Q5_K: six bits each.
 #[derive(Clone, Copy)]
 pub struct SixBitScales {
-    /// Of both rows: bytes of groups 0 to 3, and 4 to 7.
+    /// Scales of both rows: bytes of groups 0 to 3, and 4 to 7.
     scales: ScaleRows<2>,
     mins: ScaleRows<2>,
     /// `d` and `dmin`.

@@ -62,9 +62,9 @@ impl Format for IQ4XS {
     const LOWER_ROW: f32 = 1.0;
     const SCALE_BYTES: u32 = 8 * TILE_ROWS;
     const UNIT_BYTES: u32 = Nibbles::<0>::BYTES;
-    /// Of both rows `d`, the upper two bits of the scales, their lower four.
+    /// Words of both rows: `d` and the upper two bits of the scales; their lower four bits.
     type Loaded = ScaleRows<2>;
-    /// Of both rows bytes of groups 0, 2, 4, 6, of groups 1, 3, 5, 7, and `d`.
+    /// Words of both rows: scales of groups 0, 2, 4, 6, a byte each; of groups 1, 3, 5, 7; and `d`.
     type Scales = ScaleRows<3>;
     type Unit = Nibbles<0>;
 

@@ -125,7 +125,7 @@ pub enum Mins {
 /// A format of packed weights: an element is `scale * (q + OFFSET)`, plus `min` where the format
 /// has one.
 pub trait Format {
-    /// Its name.
+    /// The block format that this type implements.
     const FORMAT: BlockFormat;
     /// Consecutive MMA steps whose elements share a scale: 1 or 2.
     const GROUP_STEPS: usize;

@@ -7,9 +7,9 @@ use cuda_std::unroll;
 
 /// A lane's part of a tile.
 pub struct Tile<F: Format> {
-    /// Its scales, as loaded.
+    /// Scales of the tile, as loaded.
     pub scales: F::Loaded,
-    /// Its quants.
+    /// Quants of the tile, by unit.
     pub units: [F::Unit; TILE_UNITS],
 }
 

@@ -40,14 +40,14 @@ impl Exchange {
         self.from.map(|lane| warp::shuffle_idx(word, lane))
     }
 
-    /// Of a byte an element: columns 0, 8, 1, 9.
+    /// The exchanged word of bytes, one an element: columns 0, 8, 1, 9.
     #[inline(always)]
     fn bytes(self, word: u32) -> u32 {
         let [first, second] = self.words(word);
         math::byte_perm(first, second, if self.is_second { 0x7351 } else { 0x6240 })
     }
 
-    /// Of a plane, see [`Nibbles`].
+    /// The exchanged word of a plane, see [`Nibbles`].
     #[inline(always)]
     fn plane(self, word: u32) -> u32 {
         /// Where a half has the bits of the first columns of both rows.
@@ -82,7 +82,7 @@ impl<const HIGH_BITS: usize> InOrder for TwoBits<HIGH_BITS> {
     }
 }
 
-/// Of Q8_0.
+/// Quants of Q8_0.
 impl InOrder for [[u32; 4]; 2] {
     #[inline(always)]
     fn in_order(self) -> Self {
