@@ -10,7 +10,7 @@ use cuda_builder::ptx::Kernel;
 use cuda_builder::{BuildError, Ptx};
 use miniz_oxide::deflate::compress_to_vec;
 
-/// Of deflate, where 10 is the most.
+/// Compression level of deflate, where 10 is the most.
 const LEVEL: u8 = 7;
 
 fn main() -> ExitCode {

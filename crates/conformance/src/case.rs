@@ -62,7 +62,7 @@ fn bytes(words: &[u32]) -> Vec<u8> {
 pub struct Pointers(Vec<Placed>);
 
 enum Placed {
-    /// Of a buffer of memory.
+    /// Address of a buffer of memory.
     Address(u64),
     Map(EncodedTensorMap),
 }
@@ -120,7 +120,7 @@ impl Case {
         Case { name: name.into(), buffers, launch: Box::new(launch) }
     }
 
-    /// Its launch on the buffers at `pointers`.
+    /// Launch of the case on the buffers at `pointers`.
     pub fn launch(&self, pointers: &Pointers) -> Launch {
         (self.launch)(pointers)
     }

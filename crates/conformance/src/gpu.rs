@@ -52,7 +52,7 @@ pub enum GpuError {
     /// A tensor map is invalid.
     #[error("the tensor map of a {}-dimensional tensor: {why}", spec.dims.len())]
     TensorMap {
-        /// Its specification.
+        /// Specification of the tensor map.
         spec: Box<TensorMapSpec>,
         /// What is invalid.
         why: TensorMapError,

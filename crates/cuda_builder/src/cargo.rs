@@ -33,7 +33,7 @@ const PROFILE: [&str; 9] = [
 
 /// A device crate, as cargo sees it.
 pub struct Package {
-    /// Its name.
+    /// Name of the package.
     pub name: String,
     /// The files and directories that its PTX depends on: its own, those of its path dependencies,
     /// and the file that names the toolchain.

@@ -18,7 +18,7 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Those beside `assembly`, made from `origin`.
+    /// The files beside `assembly`, made from `origin`.
     pub fn new(assembly: &Path, origin: String) -> Self {
         let [linked, origin_file] =
             ["ptx", "origin"].map(|extension| assembly.with_extension(extension));

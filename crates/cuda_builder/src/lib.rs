@@ -33,7 +33,7 @@ use ptx::{Kernel, PtxError};
 pub struct Ptx {
     /// The target.
     pub arch: Arch,
-    /// Its kernels, by symbol.
+    /// Kernels of the crate, by symbol.
     pub kernels: Vec<Kernel>,
 }
 
@@ -196,7 +196,7 @@ pub enum BuildError {
     /// Cargo cannot read the device crate.
     #[error("the device crate in {} cannot be read:\n{output}", crate_dir.display())]
     Metadata {
-        /// Its directory, as it was given.
+        /// Directory of the crate, as it was given.
         crate_dir: PathBuf,
         /// What cargo wrote.
         output: String,

@@ -32,7 +32,7 @@ pub enum LibrarySourceError {
          set it to the directory `library` of the release's source, or unset it"
     )]
     Variable {
-        /// Its value.
+        /// Value of the variable.
         path: String,
         /// What is wrong there.
         why: String,

@@ -79,7 +79,7 @@ pub enum CublasError {
     Call {
         /// The function.
         call: &'static str,
-        /// Its status.
+        /// Status of the call.
         status: c_int,
     },
 }

@@ -67,7 +67,7 @@ pub fn arg_u32(what: &'static str, value: usize) -> Result<u32, LaunchError> {
 /// A PTX entry: what all its launches have in common.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its name.
+    /// Name of the entry.
     pub symbol: &'static str,
     /// Most threads of a block: the kernel's launch bound.
     pub max_threads: u32,

@@ -4,7 +4,7 @@ use crate::{Global, GlobalMut};
 
 /// A type that a kernel can take as a parameter.
 pub trait Param: Sized {
-    /// Its type in the entry's parameter list.
+    /// Type of the parameter in the entry's parameter list.
     type Entry;
 
     /// The value that the kernel receives; `address` is the generic address of the parameter.

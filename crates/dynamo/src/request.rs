@@ -87,7 +87,7 @@ fn sampling(model: &Model, options: &SamplingOptions) -> Result<Sampling, Dynamo
     })
 }
 
-/// Those of the request; those of the model besides, unless they are to be ignored.
+/// Stop tokens of the request, and those of the model unless they are to be ignored.
 fn stop_tokens(model: &Model, stop: &StopConditions, eos: &[u32]) -> Vec<u32> {
     let asked = [&stop.stop_token_ids, &stop.stop_token_ids_visible];
     let mut tokens: Vec<u32> = asked.into_iter().flatten().flatten().copied().collect();

@@ -27,7 +27,7 @@ pub struct Answer {
 struct Progress {
     cached_tokens: usize,
     num_tokens: usize,
-    /// Those of the next token.
+    /// Log probabilities of the next token.
     logprobs: Option<Logprobs>,
 }
 

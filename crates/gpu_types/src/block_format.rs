@@ -17,7 +17,7 @@ type Field = (usize, usize);
 /// What a block format is. Source: the `block_*` structures in ggml's ggml-common.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockFacts {
-    /// Its name in symbols and records, in lower case.
+    /// Name of the format in symbols and records, in lower case.
     pub name: &'static str,
     /// ggml's number of it.
     pub ggml_id: u32,
@@ -125,12 +125,12 @@ impl BlockFormat {
         &Self::FACTS[self as usize]
     }
 
-    /// Those that GPU kernels multiply.
+    /// Formats that GPU kernels multiply.
     pub fn tiled() -> impl Iterator<Item = BlockFormat> + Clone {
         Self::ALL.into_iter().filter(|format| format.tile().is_some())
     }
 
-    /// Its name in symbols and records, in lower case.
+    /// Name of the format in symbols and records, in lower case.
     pub const fn name(self) -> &'static str {
         self.facts().name
     }
@@ -145,7 +145,7 @@ impl BlockFormat {
         self.facts().bytes
     }
 
-    /// Its tiles, if GPU kernels multiply it.
+    /// Layout of the format's tiles, if GPU kernels multiply it.
     pub const fn tile(self) -> Option<TileLayout> {
         match self.facts().on_gpu {
             OnGpu::Tiles(layout) => Some(layout),

@@ -52,7 +52,7 @@ impl CacheType {
         }
     }
 
-    /// Its name.
+    /// Name of the type.
     pub const fn name(self) -> &'static str {
         match self {
             CacheType::F32 => "f32",

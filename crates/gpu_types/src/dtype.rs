@@ -60,9 +60,9 @@ impl Dtype {
         }
     }
 
-    /// Of what number of elements a row is a multiple, and so is every column that an operation
-    /// starts at: a row has whole blocks, and rows of 8- and 16-bit elements start at multiples of
-    /// 16 bytes, as tensor cores and their copies want them.
+    /// Number of elements that the length of a row is a multiple of, as is each column where an
+    /// operation starts: a row has whole blocks, and rows of 8- and 16-bit elements start at
+    /// multiples of 16 bytes, as tensor cores and their copies want them.
     pub const fn row_multiple(self) -> usize {
         match self {
             Dtype::F16 | Dtype::BF16 => 8,

@@ -56,7 +56,7 @@ pub enum LaunchError {
     Shape {
         /// Name of the size.
         what: &'static str,
-        /// Its value.
+        /// Value of the size.
         value: usize,
         /// What would be right.
         expected: &'static str,

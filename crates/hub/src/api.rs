@@ -36,7 +36,7 @@ pub trait Hub {
 pub struct RepoInfo {
     /// The commit, 40 hexadecimal digits.
     pub commit: String,
-    /// Its files that could be part of a model.
+    /// Files of the repository that could be part of a model.
     pub files: Vec<FileName>,
 }
 
@@ -45,7 +45,7 @@ pub struct RepoInfo {
 pub struct FileInfo {
     /// The name of its content in the cache: letters, digits, `-`, `_` and `.`.
     pub etag: String,
-    /// Its length, if the hub says it.
+    /// Length of the file, if the hub says it.
     pub bytes: Option<u64>,
 }
 

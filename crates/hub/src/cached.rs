@@ -17,7 +17,7 @@ use crate::{
 /// A model in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedModel {
-    /// Its repository.
+    /// Repository of the model.
     pub repo: RepoId,
     /// The GGUF file or the first of its parts, where it is one.
     pub file: Option<String>,

@@ -113,7 +113,7 @@ pub enum HubError {
     Ambiguous {
         /// The model.
         repo: RepoId,
-        /// Those that could be meant.
+        /// Files that could be meant.
         files: Vec<String>,
     },
     /// A part of a GGUF file is missing.

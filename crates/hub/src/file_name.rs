@@ -25,7 +25,7 @@ impl FileName {
         }
     }
 
-    /// Those of a repository's files that could be part of a model.
+    /// Names of a repository's files that could be part of a model.
     ///
     /// # Errors
     /// [`HubError::FileName`] if any name could lead out of the cache, even that of a file that

@@ -35,8 +35,9 @@ pub struct Client {
 /// What came, after redirects.
 struct Answer {
     response: Response<ureq::Body>,
-    /// Of every response on the way, the last that has each.
+    /// `x-linked-etag` of the last response that has it, redirects included.
     linked_etag: Option<String>,
+    /// `x-linked-size` of the last response that has it, redirects included.
     linked_bytes: Option<String>,
 }
 

@@ -39,14 +39,14 @@ pub enum Event<'a> {
     Present {
         /// The file.
         file: &'a str,
-        /// Its length.
+        /// Length of the file.
         bytes: u64,
     },
     /// A file is fetched.
     Started {
         /// The file.
         file: &'a str,
-        /// Its length, if the hub says it.
+        /// Length of the file, if the hub says it.
         bytes: Option<u64>,
         /// How much an earlier fetch has left.
         received: u64,

@@ -12,7 +12,7 @@ use crate::{HubCache, HubError, RepoId, cache::Folder};
 pub struct CachedRepo {
     /// The repository.
     pub repo: RepoId,
-    /// Its folder.
+    /// Folder of the repository.
     pub path: PathBuf,
     /// What it takes on the disk, with what is not whole.
     pub bytes: u64,

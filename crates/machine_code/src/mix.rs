@@ -58,7 +58,7 @@ impl Class {
         Class::Other,
     ];
 
-    /// Its name in output.
+    /// Name of the class in output.
     pub fn name(self) -> &'static str {
         match self {
             Class::Tensor => "tensor",
@@ -84,13 +84,13 @@ impl Class {
 pub struct Mix([u32; Class::ALL.len()]);
 
 impl Mix {
-    /// Of the PTX of a kernel.
+    /// Instructions of a kernel's PTX.
     pub fn of_ptx(ptx: &str) -> Self {
         let code = Code::parse(ptx);
         code.instructions.iter().map(|instruction| of_ptx::class(&instruction.opcode)).collect()
     }
 
-    /// Of machine code, as nvdisasm prints it; `NOP`, which fills gaps, is not counted.
+    /// Instructions of machine code, as nvdisasm prints it, without `NOP`, which fills gaps.
     pub fn of_machine_code(code: &str) -> Self {
         let mnemonics = code.lines().filter_map(instruction);
         // Data of other sections: directives such as `.word`.

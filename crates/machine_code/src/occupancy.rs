@@ -34,7 +34,7 @@ pub struct Multiprocessor {
 }
 
 impl Multiprocessor {
-    /// Of an A100.
+    /// Multiprocessor of an A100.
     pub const SM_80: Self = Multiprocessor {
         gpus: "A100",
         registers: 64 << 10,
@@ -43,7 +43,7 @@ impl Multiprocessor {
         max_blocks: 32,
     };
 
-    /// Of an H100 or H200.
+    /// Multiprocessor of an H100 or H200.
     pub const SM_90: Self =
         Multiprocessor { gpus: "H100 and H200", shared_bytes: 228 << 10, ..Self::SM_80 };
 
@@ -114,7 +114,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Its name in a table.
+    /// Name of the limit in a table.
     pub fn name(self) -> &'static str {
         match self {
             Limit::Registers => "registers",

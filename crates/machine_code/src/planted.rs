@@ -24,7 +24,7 @@ pub enum PlantedError {
 
 /// A kernel and its faults.
 struct Planted {
-    /// Its symbol, by which the table of expected instructions finds it.
+    /// Symbol of the kernel, by which the table of expected instructions finds it.
     symbol: &'static str,
     ptx: &'static str,
     /// A part of each fault's text.

@@ -57,7 +57,7 @@ impl KernelSet {
 }
 
 impl Kernel {
-    /// Its PTX, complete: no other kernel is in it.
+    /// Complete PTX of the kernel: no other kernel is in it.
     ///
     /// # Panics
     /// If this program is damaged.

@@ -34,9 +34,9 @@ pub(crate) struct Thread {
     pub ended: bool,
     /// The results of its last collective.
     pub result: Words,
-    /// Its `cp.async` copies.
+    /// `cp.async` copies of the thread.
     pub copies: Groups<Copy>,
-    /// Its bulk copies to global memory, by their numbers.
+    /// Bulk copies of the thread to global memory, by their numbers.
     pub bulk: Groups<u64>,
     /// The `wgmma` operations of its warpgroup.
     pub products: Groups<()>,
@@ -104,7 +104,7 @@ impl Arrived {
 
 /// A resident block.
 pub(crate) struct Block {
-    /// Its number among the blocks of all launches.
+    /// Number of the block among the blocks of all launches.
     pub index: u64,
     /// What earlier launches of its stream have done.
     pub before: Option<Rc<Knowledge>>,

@@ -49,7 +49,7 @@ impl Machine {
         self.load_to(to, (Space::Shared, bytes), pieces, location)
     }
 
-    /// Of registers, to shared memory of a block.
+    /// From registers to shared memory of a block.
     pub fn store_async(
         &mut self,
         to: Destination,

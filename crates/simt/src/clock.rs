@@ -110,7 +110,7 @@ impl Knowledge {
         Knowledge { known: Vector::new(home), fenced: Vector::new(home) }
     }
 
-    /// Of component 0 of block `home`, which is in epoch 1.
+    /// Knowledge of component 0 of block `home`, which is in epoch 1.
     pub fn of_first(home: u64) -> Self {
         let mut knowledge = Knowledge::new(home);
         knowledge.known.raise(0, 1);

@@ -20,7 +20,7 @@ pub struct Fault {
 /// A collective of a warp, such as a shuffle, in which calls at different lines of the source met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pairing {
-    /// Its PTX mnemonic.
+    /// PTX mnemonic of the collective.
     pub instruction: String,
     /// The lane that came first.
     pub first: Party,
@@ -33,7 +33,7 @@ pub struct Pairing {
 pub struct InStream {
     /// The device that it runs on.
     pub device: u16,
-    /// Its number in the device's stream.
+    /// Number of the launch in the device's stream.
     pub number: u16,
 }
 

@@ -17,7 +17,7 @@ use crate::tensor::Element;
 /// Bytes of a copy that are contiguous in source and destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Their source; `None` for zeros, or for [`Order::values`].
+    /// Source of the bytes; `None` for zeros, or for [`Order::values`].
     pub src: Option<u64>,
     pub dst: u64,
     pub len: usize,

@@ -41,7 +41,7 @@ struct Fragment {
 pub(crate) struct Products {
     /// Operands of the next one, by thread that has reached it.
     coming: Vec<(usize, Wgmma, u64)>,
-    /// Those that are not finished, in their order.
+    /// Operations that are not finished, in their order.
     started: Vec<Product>,
 }
 

@@ -112,7 +112,7 @@ pub(crate) struct Observer<'a> {
 /// A component that is not a thread, in one of its epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Agent {
-    /// Its block, which may differ from the thread's.
+    /// Block of the component, which may differ from the thread's.
     pub block: u64,
     pub component: usize,
     pub epoch: u32,

@@ -18,7 +18,7 @@ const DELAYS: [u32; 4] = [0, 0, 500, 20_000];
 
 /// A device's stream.
 pub(crate) struct Stream {
-    /// Its launches that have not started, by their numbers among all launches.
+    /// Launches that have not started, by their numbers among all launches.
     pending: Range<usize>,
     /// Steps until the next one starts.
     delay: u32,

@@ -76,7 +76,7 @@ pub(crate) struct TensorMap {
     pub address: u64,
     pub element: Element,
     dims: Vec<u64>,
-    /// Of each dimension; the innermost one's is the size of an element.
+    /// Stride of each dimension; the innermost one's is the size of an element.
     strides_bytes: Vec<u64>,
     box_dims: Vec<u64>,
     /// How many address bits the swizzle XORs into the chunk index: 0 to 3.

@@ -28,7 +28,7 @@ pub struct AllReduce {
     pub receive: u64,
     /// Number of elements.
     pub count: usize,
-    /// Their type.
+    /// Type of the elements.
     pub data_type: DataType,
 }
 
@@ -41,7 +41,7 @@ pub struct AllGather {
     pub receive: u64,
     /// Elements of a rank.
     pub count: usize,
-    /// Their type.
+    /// Type of the elements.
     pub data_type: DataType,
 }
 

@@ -41,7 +41,7 @@ pub enum NcclError {
     TooOld {
         /// The file.
         library: PathBuf,
-        /// Its version.
+        /// Version of the library.
         found: Version,
     },
     /// This version turns NVLink multicast off by a variable of the environment only, which is not set.
@@ -65,7 +65,7 @@ pub enum NcclError {
     Call {
         /// The function.
         call: &'static str,
-        /// Its status, or the communicator's.
+        /// Status of the call, or of the communicator.
         status: c_int,
         /// `ncclGetErrorString`, and `ncclGetLastError` if there is one.
         reason: String,

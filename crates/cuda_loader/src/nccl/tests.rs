@@ -32,7 +32,7 @@ impl Stub {
         stub
     }
 
-    /// Of a version whose configuration turns NVLink multicast off, opened.
+    /// A stub of a version whose configuration turns NVLink multicast off, opened.
     fn opened() -> (Self, Nccl) {
         let stub = Self::new(23_203);
         let nccl = stub.nccl(None).unwrap();

@@ -53,10 +53,10 @@ impl<T: Copy> PeerShared<T> {
 
 /// A number of 32 bits.
 pub trait Word: Copy {
-    /// The number of these bits.
+    /// The number with these bits.
     fn from_bits(bits: u32) -> Self;
 
-    /// Its bits.
+    /// The bits of the number.
     fn to_bits(self) -> u32;
 }
 

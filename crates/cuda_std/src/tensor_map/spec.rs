@@ -157,26 +157,26 @@ pub enum TensorMapError {
     Dim {
         /// The dimension.
         axis: usize,
-        /// Its elements.
+        /// Elements of the dimension.
         elems: u64,
     },
     /// The stride of a dimension.
     Stride {
         /// The dimension.
         axis: usize,
-        /// Its stride.
+        /// Stride of the dimension.
         bytes: u64,
     },
     /// The size of the box in a dimension.
     BoxDim {
         /// The dimension.
         axis: usize,
-        /// Its elements.
+        /// Elements of the box in the dimension.
         elems: u32,
     },
     /// The innermost dimension of the box.
     BoxRow {
-        /// Its size.
+        /// Size of the dimension.
         bytes: u64,
         /// Swizzle of the box.
         swizzle: Swizzle,

@@ -36,7 +36,7 @@ struct Stages {
 }
 
 impl Stages {
-    /// Of tile number `tile`: the buffer, its barriers, and the parity that the consumer waits for.
+    /// Stage of tile `tile`: the buffer, its barriers, and the parity that the consumer waits for.
     fn of(self, tile: u32) -> (Shared<f32>, Mbarrier, Mbarrier, u32) {
         let stage = tile % NUM_STAGES;
         let (full, empty) = (self.full.offset(stage), self.empty.offset(stage));

@@ -5,7 +5,7 @@ use std::path::Path;
 
 const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests");
 
-/// Its stop token is 2; it has no sampling values.
+/// A model whose stop token is 2, without sampling values.
 fn model() -> Model {
     Model::open(Path::new(TESTS).join("goldens/llama-gqa")).unwrap()
 }

@@ -108,7 +108,7 @@ impl Reaching {
 }
 
 impl Register {
-    /// Those of several writes that are in a set.
+    /// Writes that are in a set, of a register with several.
     fn writes_in(&self, set: &Set) -> Option<Vec<usize>> {
         let first = self.first?;
         let is_in = |number: usize| set[number / 64] >> (number % 64) & 1 == 1;

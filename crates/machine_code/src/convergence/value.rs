@@ -3,9 +3,9 @@
 /// What is known of a register's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// Those that may differ between the threads of a group.
+    /// Bits that may differ between the threads of a group.
     pub differ: u64,
-    /// Those that are zero in all threads.
+    /// Bits that are zero in all threads.
     pub zero: u64,
 }
 

@@ -1,14 +1,14 @@
 //! The instructions that kernels are written for.
 
-/// Of warp-specialised attention.
+/// Instructions of warp-specialised attention.
 const ATTENTION_SM90: &[&str] =
     &["HGMMA", "UTMALDG.2D", "UTMALDG.3D", "SYNCS.PHASECHK", "USETMAXREG", "MUFU.EX2"];
 
-/// Likewise in FP8.
+/// Instructions of warp-specialised attention in FP8.
 const ATTENTION_FP8: &[&str] =
     &["QGMMA", "UTMALDG.2D", "UTMALDG.3D", "SYNCS.PHASECHK", "USETMAXREG", "MUFU.EX2"];
 
-/// Of lines that hold their flag: one instruction for 16 bytes, visible to all devices.
+/// Accesses to lines that hold their flag: one instruction for 16 bytes, visible to all devices.
 const FLAGGED: &[&str] = &["LDG.E.128.STRONG.SYS", "STG.E.128.STRONG.SYS"];
 
 /// Prefixes of kernels' symbols, and the mnemonics that their machine code must have.

@@ -35,7 +35,7 @@ pub enum OperandA {
     Shared(u64),
     /// In registers: the thread's fragment, see [`FragmentA::operand`].
     Registers {
-        /// Its registers.
+        /// Registers of the fragment.
         words: [u32; 4],
         /// What the emulator knows it by.
         key: u64,
