@@ -478,7 +478,7 @@ fn generate_goes_on_when_another_request_fails() {
     assert!(!engine.has_work());
 }
 
-/// Of `len` computed tokens, those in whole pages.
+/// Number of tokens in whole pages, of `len` computed ones.
 fn in_pages(len: usize) -> usize {
     len / PAGE_SIZE * PAGE_SIZE
 }
@@ -508,7 +508,7 @@ fn a_turn_computes_only_what_is_new() {
     }
 }
 
-/// Of a cancelled request, what was computed is reused too; a prompt that turns off earlier takes what is common.
+/// What a cancelled request computed is reused too, up to where the next prompt differs.
 #[test]
 fn what_a_cancelled_request_computed_is_reused() {
     let mut engine = engine(EngineOptions { max_tokens: Some(32), ..options() });

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use support::expected;
 
-/// Of the logits: norm of the difference over norm. The worst golden is at 3.6e-3 in f16 and at 3.2e-2 in bf16. What
-/// sums in f16 cost is a guess.
+/// Largest error of the logits: norm of the difference over norm. The worst golden is at 3.6e-3 in
+/// f16 and at 3.2e-2 in bf16. What accumulation in f16 costs is a guess.
 fn max_error(on: On) -> f64 {
     match (on.gemm, on.precision) {
         (Gemm::CublasF16, _) => 3e-2,

@@ -14,7 +14,7 @@ use halfwarp::plan::{
 use interpreter::Interpreter;
 use libtest_mimic::{Arguments, Completion, Trial};
 
-/// Of the logits: norm of the difference over norm. Activations are in f16.
+/// Largest error of the logits: norm of the difference over norm. Activations are in f16.
 const MAX_ERROR: f64 = 5e-3;
 
 /// The same where rows are rounded to E4M3: a value that is nearly between two of its numbers, a sixteenth apart, may

@@ -64,7 +64,7 @@ struct Case {
     heads: Heads,
     causal: bool,
     window: Option<usize>,
-    /// Of the elements of queries and keys.
+    /// Factor of the elements of queries and keys.
     magnitude: f32,
 }
 

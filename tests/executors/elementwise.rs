@@ -19,7 +19,7 @@ const ROPE_SHAPES: &[(usize, usize, usize, usize)] = &[
     (65, 1, 256, 64),
 ];
 
-/// Those of 16-bit elements, whose heads are aligned.
+/// Shapes of 16-bit elements, whose heads are aligned.
 const HALF_ROPE_SHAPES: &[(usize, usize, usize, usize)] = &[
     (1, 1, 8, 2),
     (3, 12, 64, 64),
@@ -34,7 +34,7 @@ const HALF_ROPE_SHAPES: &[(usize, usize, usize, usize)] = &[
 const SILU_SHAPES: &[(usize, usize)] =
     &[(1, 1), (1, 1536), (3, 255), (4, 256), (5, 257), (65, 33), (2, 4864), (7, 8192)];
 
-/// Those of 16-bit elements, whose rows are aligned.
+/// Shapes of 16-bit elements, whose rows are aligned.
 const HALF_SILU_SHAPES: &[(usize, usize)] =
     &[(1, 8), (1, 1536), (3, 264), (65, 40), (2, 4864), (7, 8192)];
 

@@ -49,7 +49,7 @@ const ROPE_SHAPES: &[RopeShape] = &[
     (2, (32, 8, 128, 128)),
 ];
 
-/// Those of 16-bit elements, whose heads are aligned.
+/// Shapes of 16-bit elements, whose heads are aligned.
 const HALF_ROPE_SHAPES: &[RopeShape] = &[
     (1, (14, 2, 64, 64)),
     (5, (3, 1, 80, 32)),

@@ -26,7 +26,7 @@ pub struct Subject {
     /// Whether cases in bf16 are left out: their kernels are those of f16, instance for instance,
     /// and the tests of the kernels run both.
     pub leaves_out_bf16: bool,
-    /// Of all steps of a case together; cases with more are ignored.
+    /// Most operations of all steps of a case together; cases with more are ignored.
     pub max_flops: usize,
 }
 

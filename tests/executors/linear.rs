@@ -17,7 +17,7 @@ const ROWS: &[usize] = &[1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 
 const WIDTHS: &[(usize, usize)] =
     &[(1, 1), (7, 5), (15, 63), (16, 64), (17, 65), (64, 127), (100, 128), (576, 129), (896, 320)];
 
-/// Those of 16-bit elements, whose rows are aligned; but for the logits, whose rows are not.
+/// Widths of 16-bit elements, whose rows are aligned; but for the logits, whose rows are not.
 const HALF_WIDTHS: &[(usize, usize)] = &[(8, 8), (64, 128), (72, 136), (576, 192), (896, 320)];
 
 #[derive(Clone, Copy, Debug, PartialEq)]

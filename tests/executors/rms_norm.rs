@@ -23,7 +23,7 @@ const SHAPES: &[(usize, usize, usize)] = &[
     (65, 2, 256),
 ];
 
-/// Those of 16-bit elements, whose rows are aligned.
+/// Shapes of 16-bit elements, whose rows are aligned.
 const HALF_SHAPES: &[(usize, usize, usize)] =
     &[(1, 1, 8), (1, 1, 576), (5, 1, 896), (2, 1, 1032), (9, 1, 3072), (4, 14, 64), (65, 2, 256)];
 
@@ -31,9 +31,9 @@ const HALF_SHAPES: &[(usize, usize, usize)] =
 enum Form {
     Apart,
     InPlace,
-    /// Of the residual stream.
+    /// Norm of the residual stream.
     FromF32,
-    /// Of the residual stream, and in place: the hidden states that embeddings are made of.
+    /// Norm of the residual stream in place: the hidden states that embeddings are made of.
     F32InPlace,
 }
 

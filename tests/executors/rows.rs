@@ -12,7 +12,7 @@ use crate::{Outcome, Subject, Test};
 const ROW_SHAPES: &[(usize, usize)] =
     &[(1, 1), (1, 576), (3, 7), (17, 896), (64, 255), (65, 256), (5, 257), (2, 3072)];
 
-/// Those of 16-bit elements, whose rows are aligned.
+/// Shapes of 16-bit elements, whose rows are aligned.
 const HALF_ROW_SHAPES: &[(usize, usize)] = &[(1, 8), (1, 576), (17, 896), (65, 264), (2, 3072)];
 
 pub fn tests() -> Vec<Test> {

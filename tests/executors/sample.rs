@@ -11,7 +11,7 @@ use crate::{Outcome, Subject, Test};
 /// Columns of a row of logits.
 const VOCAB_SIZES: &[usize] = &[1, 2, 31, 32, 33, 1023, 1024, 1025, 8193, 49_152, 151_936];
 
-/// Those of rows that are sampled.
+/// Columns of a row of logits that is sampled.
 const SAMPLED_VOCAB_SIZES: &[usize] = &[2, 33, 1025, 8193, 49_152];
 
 pub fn tests() -> Vec<Test> {

@@ -8,7 +8,7 @@ use halfwarp::plan::{
 };
 use std::collections::BTreeMap;
 
-/// Of a token by its index, the weights whose rows are rounded to E4M3.
+/// Weights whose rows are rounded to E4M3, by the index of the token.
 pub type Rounded<'a> = &'a dyn Fn(usize) -> &'a [WeightId];
 
 /// Runs a plan for one sequence from its first position, with no paging and no batching.

@@ -74,7 +74,7 @@ fn the_error_is_about_half_a_step() {
     }
 }
 
-/// Of all levels that a block's scale has, each value got the nearest one: found by trying every
+/// Each value got the nearest of all levels that its block's scale has: found by trying every
 /// other nibble in its place.
 #[test]
 fn no_other_level_is_nearer() {

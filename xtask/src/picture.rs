@@ -46,7 +46,7 @@ const MAX_LINES: usize = 12;
 
 const FONT_SIZE: usize = 14;
 const LINE_HEIGHT: usize = 20;
-/// Of a monospaced font of `FONT_SIZE`, in hundredths of a pixel.
+/// Column width of a monospaced font of `FONT_SIZE`, in hundredths of a pixel.
 const COLUMN_WIDTH_PERCENT: usize = 843;
 const MARGIN: usize = 20;
 const TITLE_BAR: usize = 32;

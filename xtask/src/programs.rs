@@ -11,7 +11,7 @@ use std::{
 
 /// A program of a package.
 pub struct Program {
-    /// Its name.
+    /// Name of the program.
     pub name: &'static str,
     /// The package.
     pub package: &'static str,
@@ -19,7 +19,7 @@ pub struct Program {
     pub version: &'static str,
     /// The end of its path in the package.
     pub suffix: &'static str,
-    /// Its SHA-256 in hex, if it is pinned.
+    /// SHA-256 of the program in hex, if it is pinned.
     pub sha256: Option<&'static str>,
 }
 

@@ -70,7 +70,7 @@ impl Server {
         self.url.trim_start_matches("http://")
     }
 
-    /// Its process.
+    /// Process id of the server.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

@@ -77,7 +77,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Of the frontend at `port`.
+    /// Client of the frontend at `port`.
     pub fn new(port: u16) -> Self {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)

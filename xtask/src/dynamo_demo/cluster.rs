@@ -32,7 +32,7 @@ xsub.bind(sys.argv[1])
 xpub.bind(sys.argv[2])
 zmq.proxy(xsub, xpub)
 ";
-/// Its sockets in the directory of the demo: for workers, and for the frontend.
+/// Sockets of the broker in the directory of the demo: for workers, and for the frontend.
 const SOCKETS: [&str; 2] = ["xsub", "xpub"];
 
 /// A process; killed when it is dropped.

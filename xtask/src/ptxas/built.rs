@@ -15,7 +15,7 @@ pub struct Kernel {
     pub key: Key,
     /// SHA-256 of its PTX, in hex.
     pub hash: String,
-    /// Its PTX.
+    /// PTX of the kernel.
     pub ptx: String,
 }
 

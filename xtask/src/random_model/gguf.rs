@@ -10,7 +10,7 @@ use half::f16;
 
 /// A model whose GGUF file is imitated.
 pub struct Model {
-    /// Its name on the command line.
+    /// Name of the model on the command line.
     pub name: &'static str,
     architecture: &'static str,
     hidden_size: usize,

@@ -2,7 +2,7 @@
 
 /// A checkpoint to imitate: its `config.json`, and the sizes in it that determine the tensors.
 pub struct Shapes {
-    /// Its name on the command line.
+    /// Name of the checkpoint on the command line.
     pub name: &'static str,
     /// The real `config.json`, except for the weights' type and the context of Llama's, which are measured in longer ones.
     pub config: &'static str,
