@@ -25,6 +25,8 @@ mod random_model;
 mod server;
 mod setup;
 mod soak;
+#[cfg(test)]
+mod words;
 
 use anyhow::Result;
 use dynamo_demo::Place;
