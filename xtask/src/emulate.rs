@@ -33,7 +33,7 @@ const SUITES: [Suite; 4] = [
     Suite::of_all_seeds(&["--package", "cuda_std"]),
     Suite::of_all_seeds(&["--package", "conformance", "--test", "conformance", "emulated::"]),
     Suite {
-        arguments: &["--package", "kernels", "--test", "emulated"],
+        arguments: &["--package", "kernels", "--test", "kernels"],
         seeds_per_case: Some(SEEDS_PER_KERNEL_CASE),
     },
 ];

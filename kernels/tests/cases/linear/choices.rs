@@ -1,0 +1,475 @@
+//! Which kernel is chosen for a layer, held to recorded times and to the order of accumulation; and
+//! what is refused.
+
+use super::recorded::{Row, rows as recorded_rows};
+use crate::harness::*;
+use cuda_std::launch::DevicePtr;
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
+use half::{bf16, f16};
+use kernels::gemm::config::TileConfig;
+use kernels::gemm::kernels::sm80;
+use kernels::gemm::{
+    Accumulate, Gemv16, Gpu, Input16, Linear, Linear16, Linear16Operands, LinearOperands,
+    MAX_FUSED_ROWS, Out16, SmallM16, SumOrder, Summation, Swapped16, Target,
+};
+
+/// Operands of a layer `[n, k]`, each at an address of its own.
+fn operands(n: usize, k: usize) -> Linear16Operands<f16> {
+    let (x, weight, out) =
+        (Input16::Half(rows_at(16, k)), rows_at(32, k), Out16::Half(rows_at(48, n)));
+    Linear16Operands { x, weight, bias: None, residual: None, out }
+}
+
+/// The launch of a layer `[rows, n, k]`.
+fn launch(
+    gpu: Gpu,
+    [rows, n, k]: [usize; 3],
+    change: impl Fn(&mut Linear16, &mut Linear16Operands<f16>),
+) -> Launched {
+    let (mut linear, mut operands) = (Linear16::new(rows, n, k), operands(n, k));
+    change(&mut linear, &mut operands);
+    linear.launch(gpu, ptr(64), &operands, &mut TensorMapSpec::emulated)
+}
+
+/// The symbol of a launch for a summation.
+fn symbol_in(gpu: Gpu, shape: [usize; 3], order: SumOrder, accumulate: Accumulate) -> &'static str {
+    symbol_of(launch(gpu, shape, |linear, _| linear.summation = Summation { order, accumulate }))
+}
+
+/// x in f32, and normed.
+fn normed(operands: &mut Linear16Operands<f16>, stride: usize) {
+    let (x, weight) = (rows_at(16, stride), DevicePtr::new(80));
+    operands.x = Input16::Normed { x, weight, eps: 0.25 };
+}
+
+/// Largest regret: how much slower than the fastest of its row a choice may be; and between tables,
+/// whose times are from different cards.
+const MAX_REGRET: [f64; 2] = [0.01, 0.1];
+
+/// The name of the configuration that is chosen for tiles by `wgmma`, as in the tables.
+fn choice([m, n, k]: [usize; 3], order: SumOrder) -> String {
+    let summation = Summation { order, ..Summation::default() };
+    let linear = Linear16 { summation, ..Linear16::new(m, n, k) };
+    let config = TileConfig::fastest(&linear, Gpu::HOPPER);
+    let [block_m, block_n] = config.block;
+    let pair = if config.cluster == [1, 1] { "" } else { " pair" };
+    let split =
+        if config.split_k > 1 { format!(" split{}", config.split_k) } else { String::new() };
+    format!("{block_m}x{block_n}{pair}{split}")
+}
+
+/// A layer whose outputs must not depend on the rows beside them takes the fastest without split-K.
+#[test]
+fn choices_stay_near_the_fastest_measured_configuration() {
+    let rows = recorded_rows(include_str!("../../../../docs/measurements/gemm_sm90.md"));
+    assert!(rows.len() > 40, "{} rows are read", rows.len());
+    let all = [SumOrder::Fastest, SumOrder::Tiles];
+    for (row, order) in rows.iter().flat_map(|row| all.map(|order| (row, order))) {
+        let is_allowed = |name: &str| order == SumOrder::Fastest || !name.contains("split");
+        let (shape, chosen) = (row.shape, choice(row.shape, order));
+        assert!(is_allowed(&chosen), "{chosen} of {shape:?} in the order {order:?}");
+        let of_shape: Vec<&Row> = rows.iter().filter(|row| row.shape == shape).collect();
+        let times = of_shape.iter().filter_map(|row| row.time(&chosen));
+        let least = times.fold(f64::INFINITY, f64::min);
+        for other in &of_shape {
+            let best = other.best(|name| name != "cuBLAS" && is_allowed(name));
+            let (us, regret) = match other.time(&chosen) {
+                Some(us) => (us, MAX_REGRET[0]),
+                None => (least, MAX_REGRET[1]),
+            };
+            assert!(us <= best * (1.0 + regret), "{chosen} of {shape:?} takes {us} us, not {best}");
+        }
+        // A measurement holds for all row counts that have as many tiles.
+        let [m, n, k] = shape;
+        let whole = m.next_multiple_of(64);
+        let choices = [m, whole - 63, whole].map(|m| choice([m, n, k], order));
+        assert_eq!(choices, [(); 3].map(|()| choices[2].clone()), "{order:?} of {shape:?}");
+    }
+}
+
+/// Clocks of an SM for 16 columns of k of a tile, as `docs/measurements/gemm_sm80.md` records them.
+const CLOCKS: [([usize; 2], usize); 3] = [([128, 256], 530), ([128, 128], 301), ([64, 64], 110)];
+
+/// On GPUs from 28 SMs (GeForce RTX 3060) to 132 (H200) no other tile would be done earlier, where
+/// the SMs take tiles in turn.
+#[test]
+fn the_chosen_tile_is_done_first_on_every_gpu() {
+    for num_sms in [28, 46, 82, 108, 128, 132] {
+        for [m, n, k] in [
+            [65_usize, 896, 896],
+            [512, 896, 896],
+            [512, 896, 4864],
+            [512, 3072, 8192],
+            [512, 9728, 896],
+            [512, 16_384, 3072],
+            [2048, 2048, 2048],
+            [8192, 8192, 8192],
+        ] {
+            let clocks = |([block_m, block_n], clocks): ([usize; 2], usize)| {
+                (m.div_ceil(block_m) * n.div_ceil(block_n)).div_ceil(num_sms) * clocks
+            };
+            let chosen = TileConfig::fastest(&Linear16::new(m, n, k), Gpu { num_sms, ..A100 });
+            let of_chosen =
+                CLOCKS.into_iter().find(|(block, _)| *block == chosen.block).map(clocks);
+            let least = CLOCKS.map(clocks).into_iter().min();
+            assert_eq!(of_chosen, least, "{:?} of {m} x {n} x {k} on {num_sms} SMs", chosen.block);
+        }
+    }
+}
+
+/// Whether operands are swapped follows the recorded times, but for 2 %.
+#[test]
+fn the_choice_to_swap_is_near_the_fastest_measured_kernel() {
+    let page = include_str!("../../../../docs/measurements/gemm_sm90_swapped.md");
+    let rows = recorded_rows(page);
+    assert!(rows.len() >= 20, "{} rows are read", rows.len());
+    for row in rows.iter().filter(|row| row.times.len() == 2) {
+        let symbol = symbol_of(launch(Gpu::HOPPER, row.shape, |_, _| ()));
+        let kernel = ["streamed", "swapped"].into_iter().find(|kernel| symbol.contains(kernel));
+        let us = kernel.and_then(|kernel| row.time(kernel)).unwrap_or(f64::INFINITY);
+        let best = row.best(|_| true);
+        assert!(us <= 1.02 * best, "{symbol} of {:?} takes {us} us, not {best}", row.shape);
+    }
+}
+
+/// The order of accumulation and the type of accumulators decide before speed does. Small batches
+/// have f32 accumulators, and so has bf16.
+#[test]
+fn a_requested_summation_is_kept() {
+    use Accumulate::{F16, F32};
+    use SumOrder::{Fastest, SmallBatch, Tiles};
+    let symbol = |m, order, accumulate| symbol_in(Gpu::HOPPER, [m, 9728, 896], order, accumulate);
+    assert!(symbol(32, Tiles, F32).contains("_swapped_"));
+    assert!(symbol(32, Tiles, F16).contains("_in_f16"));
+    assert!(symbol(32, SmallBatch, F32).contains("_streamed_"));
+    // More rows than there are instances for.
+    assert!(!symbol(33, Fastest, F32).contains("_swapped_"));
+    for target in [Target::Sm90a, Target::Sm80] {
+        let gpu = Gpu { target, ..Gpu::HOPPER };
+        for (rows, in_f16) in [(65, true), (64, false)] {
+            let symbol = symbol_in(gpu, [rows, 128, 128], Fastest, F16);
+            assert_eq!(symbol.contains("_in_f16"), in_f16, "{symbol}");
+            let summation = Summation { accumulate: F16, ..Summation::default() };
+            let linear = Linear16 { summation, ..Linear16::new(rows, 128, 128) };
+            let rows = rows_at::<bf16>(0x1000, 128);
+            let (x, out) = (Input16::Half(rows), Out16::Half(rows));
+            let operands = Linear16Operands { x, weight: rows, bias: None, residual: None, out };
+            let launch = linear.launch(gpu, ptr(1), &operands, &mut TensorMapSpec::emulated);
+            assert_eq!(refused(launch).0, "accumulator bits");
+        }
+    }
+    // One row takes GEMV where any order is allowed.
+    let symbol = |rows, order| symbol_in(Gpu::HOPPER, [rows, 896, 896], order, F32);
+    assert!(symbol(1, Fastest).starts_with("gemv") && !symbol(2, Fastest).starts_with("gemv"));
+    assert!(!symbol(1, SmallBatch).starts_with("gemv") && !symbol(1, Tiles).starts_with("gemv"));
+    assert_eq!(symbol(0, Fastest), "");
+    for (is_normed, gated, name) in
+        [(true, false, "_norm"), (true, true, "_norm_silu"), (false, true, "_silu")]
+    {
+        let launch = launch(Gpu::HOPPER, [1, 896, 896], |linear, operands| {
+            linear.gated = gated;
+            if is_normed {
+                normed(operands, 896);
+            }
+        });
+        assert_eq!(symbol_of(launch), format!("gemv_f16{name}"));
+    }
+}
+
+/// How many warps share k decides the order of accumulation: it depends on the weight and the GPU,
+/// never on the rows of x. So streaming weights by TMA changes no bit.
+#[test]
+fn the_warps_that_share_k_depend_on_the_weight_and_the_gpu() {
+    let columns = [8, 448, 449, 896, 1152, 1728, 1729, 2112, 2113, 4096, 12_288, 151_936];
+    for (num_sms, n) in [28, 108, 132].into_iter().flat_map(|sms| columns.map(|n| (sms, n))) {
+        let (threads, warps) = if n <= 16 * num_sms { (512, "_w16") } else { (256, "_w8") };
+        for rows in [1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 1024] {
+            let linear = SmallM16(Linear16::new(rows, n, 896));
+            let launch = |target| {
+                let (gpu, maps) = (Gpu { target, num_sms, ..A100 }, &mut TensorMapSpec::emulated);
+                of(linear.launch(gpu, ptr(64), &operands(n, 896), maps))
+            };
+            let (symbol, _, of_block, _) = launch(Target::Sm80);
+            assert_eq!(of_block, threads, "{symbol} of {n} columns on {num_sms} SMs");
+            let (symbol, ..) = launch(Target::Sm90a);
+            assert!(rows > 64 || symbol.ends_with(warps), "{symbol} of {n} columns");
+        }
+    }
+    // So do fused layers, and their norm and gate.
+    for (gpu, num_sms) in [(A100, 28), (A100, 108), (Gpu::HOPPER, 78), (Gpu::HOPPER, 132)] {
+        let gpu = Gpu { num_sms, ..gpu };
+        let columns = [40, 223, 225, 1056, 1057, 2112, 2113, 22_016];
+        for (n, gated) in columns.into_iter().flat_map(|n| [(n, false), (n, true)]) {
+            let weight_rows = if gated { 2 * n } else { n };
+            let warps = if weight_rows <= 16 * num_sms { "_w16_" } else { "_w8_" };
+            // In any order one row has a kernel of its own.
+            let order = |rows| if rows == 1 { SumOrder::SmallBatch } else { SumOrder::Fastest };
+            let symbol = |rows, n| {
+                symbol_of(launch(gpu, [rows, n, 896], |linear, operands| {
+                    (linear.gated, linear.summation.order) = (gated, order(rows));
+                    normed(operands, 896);
+                }))
+            };
+            for rows in [1, 2, 8] {
+                let symbol = symbol(rows, n);
+                assert!(symbol.contains(warps), "{symbol} of {n} columns on {num_sms} SMs");
+                assert!(symbol.contains("_norm") && symbol.contains("_silu") == gated, "{symbol}");
+            }
+            assert_eq!([symbol(0, n), symbol(1, 0)], [""; 2]);
+        }
+    }
+    let small = |gpu, rows, n| {
+        let linear = SmallM16(Linear16::new(rows, n, 896));
+        linear.launch(gpu, ptr(64), &operands(n, 896), &mut TensorMapSpec::emulated)
+    };
+    for gpu in [A100, Gpu::HOPPER] {
+        assert!(is_nothing(small(gpu, 0, 896)) && is_nothing(small(gpu, 4, 0)));
+    }
+}
+
+/// As measured on an H200, in us: tiles of up to 24, 32, 40 and 48 columns for 32 rows, and blocks
+/// of 8 and of 32 columns for one row without TMA.
+#[test]
+fn widths_of_tiles_are_near_the_fastest_measured() {
+    let is_near = |symbol: &str, names: &[&str], times: &[f64]| {
+        let width = names.iter().position(|name| symbol.contains(name));
+        let us = times[width.unwrap_or_else(|| panic!("{symbol}"))];
+        let best = times.iter().copied().fold(f64::INFINITY, f64::min);
+        assert!(us <= 1.02 * best, "{symbol} takes {us} us, not {best}");
+    };
+    let symbol = |target, [rows, n, k]: [usize; 3]| {
+        let (linear, gpu) = (SmallM16(Linear16::new(rows, n, k)), Gpu { target, ..Gpu::HOPPER });
+        symbol_of(linear.launch(gpu, ptr(64), &operands(n, k), &mut TensorMapSpec::emulated))
+    };
+    for (n, k, times) in [
+        (3072, 3072, [7.0, 7.2, 7.5, 7.8]),
+        (4096, 4096, [12.2, 10.7, 11.1, 11.4]),
+        (9728, 896, [8.7, 8.6, 7.9, 8.2]),
+        (9216, 3072, [16.8, 17.4, 16.4, 16.9]),
+        (12_288, 4096, [27.9, 27.5, 27.5, 26.9]),
+        (16_384, 3072, [28.4, 26.4, 26.5, 27.0]),
+        (22_016, 4096, [46.9, 49.7, 48.3, 46.3]),
+    ] {
+        is_near(symbol(Target::Sm90a, [32, n, k]), &["_n24_", "_n32_", "_n40_", "_n48_"], &times);
+    }
+    for (n, times) in
+        [(9216, [17.4, 18.3]), (9728, [7.3, 6.8]), (12_288, [29.5, 27.3]), (32_064, [51.6, 46.4])]
+    {
+        is_near(symbol(Target::Sm80, [1, n, 896]), &["_n8_", "_n32_"], &times);
+    }
+}
+
+/// Columns of a tile in a launch of a layer of `n` columns: rows of the weight in a TMA box.
+fn tile_columns(
+    n: usize,
+    launch: impl FnOnce(
+        &Linear16Operands<f16>,
+        &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+    ) -> Launched,
+) -> usize {
+    let mut columns = 0;
+    made(launch(&operands(n, 64), &mut |spec: &TensorMapSpec| {
+        if spec.dims[1] == n as u64 {
+            columns = spec.box_dims[1];
+        }
+        spec.emulated()
+    }));
+    columns as usize
+}
+
+#[test]
+fn tiles_share_the_columns() {
+    // Where a block has several tiles of a small batch they are narrow: measured on an H200, in us
+    // by their columns.
+    for (n, [fast, slow]) in [
+        (12_288, [(24, 24.9), (32, 25.8)]),
+        (32_000, [(27, 61.2), (31, 62.0)]),
+        (9216, [(24, 14.7), (18, 15.1)]),
+    ] {
+        let linear = SmallM16(Linear16::new(8, n, 64));
+        let columns = tile_columns(n, |operands, maps| {
+            linear.launch_streamed(Gpu::HOPPER, ptr(64), operands, maps)
+        });
+        let chosen = [fast, slow].into_iter().find(|(of, _)| *of == columns);
+        let (_, us) = chosen.unwrap_or_else(|| panic!("{columns} of {n} were not measured"));
+        assert!(us <= 1.02 * fast.1, "tiles of {columns} columns of {n} take {us} us");
+    }
+    // With swapped operands evenly.
+    let num_sms = Gpu::HOPPER.num_sms;
+    for n in (7393..152_000_usize).step_by(371) {
+        let linear = Swapped16(Linear16::new(32, n, 64));
+        let columns =
+            tile_columns(n, |operands, maps| linear.launch(Gpu::HOPPER, ptr(64), operands, maps));
+        assert!((64..=128).contains(&columns), "{columns} of {n}");
+        let tiles_per_sm = n.div_ceil(columns).div_ceil(num_sms);
+        // An SM has at most the swizzle's 8 rows more than an even share, one of several tiles 2.
+        let share = n.div_ceil(num_sms).next_multiple_of(if tiles_per_sm > 1 { 2 } else { 8 });
+        let most = share.max(64) + 2 * tiles_per_sm;
+        assert!(columns * tiles_per_sm <= most, "{tiles_per_sm} x {columns} columns of {n}");
+    }
+}
+
+#[test]
+fn layers_of_16_bits_reject_what_no_kernel_computes() {
+    let right = [64, 128, 128];
+    let plain = |shape| launch(Gpu::HOPPER, shape, |_, _| ());
+    assert!(plain(right).is_ok_and(|launch| launch.is_some()));
+    assert!(is_nothing(plain([0, 128, 128])) && is_nothing(plain([64, 0, 128])));
+    for (shape, what) in [
+        ([64, 128, 100], ("k", 100)),
+        ([64, 128, 0], ("k", 0)),
+        ([1 << 31, 8, 8], ("rows", 1 << 31)),
+    ] {
+        assert_eq!(refused(plain(shape)), what);
+    }
+    let huge = launch(Gpu::HOPPER, [1 << 30, 1 << 30, 8], |_, operands| {
+        operands.out = Out16::Half(rows(128));
+    });
+    assert_eq!(refused(huge).0, "tiles");
+    let change = |change: fn(&mut Linear16Operands<f16>)| {
+        refused(launch(Gpu::HOPPER, right, |_, operands| change(operands)))
+    };
+    assert_eq!(change(|o| o.x = Input16::Half(rows_at(0x1000, 132))), ("row stride", 132));
+    assert_eq!(change(|o| o.x = Input16::Half(rows_at(0x1008, 128))), ("address", 0x1008));
+    let far = ("row stride", 1 << 30);
+    assert_eq!(change(|o| o.out = Out16::Half(rows_at(0x3000, 1 << 30))), far);
+    assert_eq!(change(|o| o.residual = Some(rows(128))).0, "output bits");
+    assert!(launch(A100, right, |_, _| ()).is_ok_and(|launch| launch.is_some()));
+    assert!(launch(A100, [64, 128, 100], |_, _| ()).is_err());
+
+    let sm80 = |[max_rows, n, k]: [usize; 3], x| {
+        let linear = Linear16::new(max_rows, n, k);
+        let operands = Linear16Operands { x: Input16::Half(x), ..operands(n, 64) };
+        sm80::launch(TileConfig::fastest(&linear, A100), &linear, ptr(9), &operands)
+    };
+    let x = rows_at(0x1000, 64);
+    let (symbol, grid, ..) = of(sm80([65, 130, 64], x));
+    assert_eq!((symbol, grid), ("gemm_sm80_f16_f16_64x64", [6, 1, 1]));
+    assert!(is_nothing(sm80([0, 130, 64], x)) && is_nothing(sm80([65, 0, 64], x)));
+    for (k, x, field) in [
+        (60, x, "k"),
+        (1 << 31, x, "k"),
+        (64, rows_at(0x1000, 68), "row stride"),
+        (64, rows_at(0x1008, 64), "address of an operand"),
+    ] {
+        assert_eq!(refused(sm80([65, 130, k], x)).0, field);
+    }
+    assert!(sm80([usize::MAX, usize::MAX, 64], x).is_err());
+}
+
+#[test]
+fn small_batches_reject_what_they_do_not_compute() {
+    let small = |n, k, stride, address| {
+        let (weight, x) = (rows_at::<f16>(address, stride), Input16::Half(rows_at(16, stride)));
+        let out = Out16::F32(rows_at(48, n));
+        let operands = Linear16Operands { x, weight, out, ..operands(n, k) };
+        let linear = SmallM16(Linear16::new(1, n, k));
+        error(linear.launch(A100, ptr(64), &operands, &mut |_: &_| unreachable!()))
+    };
+    assert_eq!(small(8, 12, 16, 32), "k is 12: expected a multiple of 8");
+    assert_eq!(small(8, 8, 12, 32), "row stride is 12: expected a multiple of 8");
+    assert_eq!(small(8, 8, 16, 40), "address is 40: expected a multiple of 16");
+    assert_eq!(
+        small(17, 8, (1 << 30) - 8, 32),
+        "row stride of the weight is 1073741816: expected a matrix of at most 32 GiB"
+    );
+
+    let gemv = |k, change: fn(&mut Linear16Operands<f16>)| {
+        error(launch(Gpu::HOPPER, [1, 896, k], |_, operands| change(operands)))
+    };
+    assert_eq!(gemv(900, |_| ()), "k is 900: expected a multiple of 8");
+    assert_eq!(gemv(0, |_| ()), "k is 0: expected a multiple of 8");
+    let odd = gemv(896, |operands| operands.weight.row_stride = 900);
+    assert_eq!(odd, "row stride is 900: expected a multiple of 8");
+    let two = Gemv16(Linear16::new(2, 8, 8)).launch(ptr(64), &operands(8, 8));
+    assert_eq!(error(two), "rows is 2: expected at most 1");
+}
+
+#[test]
+fn fused_layers_reject_what_is_not_fused() {
+    let fused = |gpu, [rows, k]: [usize; 2], gated, change: fn(&mut Linear16Operands<f16>)| {
+        error(launch(gpu, [rows, 64, k], |linear, operands| {
+            linear.gated = gated;
+            normed(operands, k);
+            change(operands);
+        }))
+    };
+    for (rows, want) in [
+        (9, "rows is 9: expected at most 8 with a norm or a gate, 16 with a weight in FP8"),
+        (65, "rows is 65: expected at most 8 for a layer with a fused norm or gate"),
+    ] {
+        assert_eq!(fused(Gpu::HOPPER, [rows, 896], false, |_| ()), want);
+        assert_eq!(fused(A100, [rows, 896], true, |_| ()), want);
+    }
+    assert_eq!(
+        fused(Gpu::HOPPER, [8, 8192], false, |_| ()),
+        "k is 8192: expected columns whose normed rows fit into shared memory"
+    );
+    let f32s = |operands: &mut Linear16Operands<f16>| operands.out = Out16::F32(rows_at(96, 64));
+    let error = fused(Gpu::HOPPER, [8, 896], true, f32s);
+    assert_eq!(error, "output bits is 32: expected 16 for a gated layer");
+    let error = fused(Gpu::HOPPER, [8, 896], false, |operands| {
+        (operands.out, operands.residual) = (Out16::F32(rows_at(96, 64)), Some(rows_at(96, 64)));
+    });
+    assert_eq!(error, "residuals is 1: expected none for a layer with a fused norm or gate");
+    let error = fused(Gpu::HOPPER, [8, 896], false, |operands| normed(operands, 898));
+    assert_eq!(error, "row stride is 898: expected a multiple of 4");
+    let error = fused(Gpu::HOPPER, [8, 896], false, |operands| {
+        let weight = DevicePtr::new(84);
+        operands.x = Input16::Normed { x: rows_at(16, 896), weight, eps: 0.25 };
+    });
+    assert_eq!(error, "address is 84: expected a multiple of 16");
+
+    let fuses = |max_rows, k| Linear16::fuses(max_rows, k, true);
+    assert!(fuses(MAX_FUSED_ROWS, 896) && fuses(MAX_FUSED_ROWS, 5120) && fuses(5, 8192));
+    assert!(!fuses(MAX_FUSED_ROWS + 1, 896) && !fuses(6, 8192) && !fuses(1, 0));
+    assert!(fuses(1, 32_768) && !fuses(1, 65_536) && !fuses(1, usize::MAX));
+    // A gate needs none.
+    let gates = |max_rows, k| Linear16::fuses(max_rows, k, false);
+    assert!(gates(MAX_FUSED_ROWS, 65_536) && !gates(MAX_FUSED_ROWS + 1, 896) && !gates(1, 0));
+}
+
+fn linear_f32([max_rows, n, k]: [usize; 3], x: kernels::Rows<f32>, num_sms: usize) -> Launched {
+    let operands = LinearOperands { x, weight: rows(k), bias: None, residual: None, out: rows(n) };
+    let gpu = Gpu { num_sms, ..Gpu::HOPPER };
+    Linear { max_rows, n, k }.launch(gpu, SumOrder::Fastest, ptr(9), &operands)
+}
+
+#[test]
+fn layers_in_f32_choose_by_shape() {
+    let of_shape = |[m, n, k]: [usize; 3]| of(linear_f32([m, n, k], rows(k), 132));
+    assert_eq!(of_shape([1, 897, 896]), ("gemm_f32_small_m1", [225, 1, 1], 128, 0));
+    assert_eq!(of_shape([3, 896, 896]), ("gemm_f32_small_m4", [112, 1, 1], 128, 0));
+    assert_eq!(of_shape([16, 17, 896]), ("gemm_f32_small_m16", [2, 1, 1], 128, 0));
+    assert_eq!(of_shape([17, 65, 64]), ("gemm_f32_64x64", [1, 2, 1], 128, 32_768));
+    let unaligned = ("gemm_f32_64x64_unaligned", [1, 1, 1], 128, 32_768);
+    assert_eq!(of_shape([1, 64, 63]), unaligned);
+    for x in [rows_at(0x1004, 64), rows(65)] {
+        assert_eq!(of(linear_f32([1, 64, 64], x, 132)), unaligned);
+    }
+    for [m, n, k] in [[0, 64, 64], [0, 64, 63], [1, 0, 64], [32, 0, 64]] {
+        assert!(is_nothing(linear_f32([m, n, k], rows(k), 132)), "{m} {n} {k}");
+    }
+    assert_eq!(refused(linear_f32([1, 64, 1 << 31], rows(64), 132)).0, "k");
+    // Operands that are absent are null.
+    let launch = made(linear_f32([1, 64, 64], rows(64), 132));
+    assert_eq!(launch.args[launch.arg_offsets[7] as usize..][..16], [0; 16]);
+    // The large tile is taken where each SM of the GPU gets one of them, whatever GPU it is.
+    let shapes = [(17, 64), (300, 896), (512, 4096), (1024, 1024), (1100, 3072), (4096, 4096)];
+    for (num_sms, (m, n)) in
+        [1, 28, 82, 108, 132, 170].into_iter().flat_map(|sms| shapes.map(|shape| (sms, shape)))
+    {
+        let tiles = |[block_m, block_n]: [usize; 2]| {
+            [m, n, 1]
+                .map(|size: usize| size)
+                .iter()
+                .zip([block_m, block_n, 1])
+                .map(|(size, block)| size.div_ceil(block) as u32)
+                .collect::<Vec<_>>()
+        };
+        let (large, small) = (tiles([128, 256]), tiles([64, 64]));
+        let want = if large[0] * large[1] >= num_sms as u32 { large } else { small };
+        let (_, grid, ..) = of(linear_f32([m, n, 64], rows(64), num_sms));
+        assert_eq!(grid[..], want, "{m} x {n} on {num_sms} SMs");
+    }
+}

@@ -1,0 +1,9 @@
+//! The cases of each folder of kernels.
+
+mod attention;
+mod cache;
+mod collective;
+mod linear;
+mod rows;
+mod sampling;
+mod tile;
