@@ -104,7 +104,7 @@ impl Device {
         self.alloc(name, Init::Poisoned(size_of::<T>() * len))
     }
 
-    /// The rows of a matrix at a stride, with NaN between them; those up to `max_rows` are unwritten.
+    /// The rows of a matrix at a stride, NaN between them; those up to `max_rows` are unwritten.
     pub fn matrix<T: Element>(
         &mut self,
         name: &str,

@@ -1,6 +1,6 @@
 //! A linear layer of any operands: how it is computed, and its launches.
 //!
-//! [`Layer::schedule`] is the only place that decides. What may be fused with a layer, the size of the
+//! `Layer::schedule` is the only place that decides. What may be fused with a layer, the size of the
 //! workspace, and the launches follow from it.
 
 mod launches;
