@@ -188,9 +188,10 @@ mod tests {
     fn the_kernels_compute_what_is_verified() {
         let shape = Shape { m: 3, n: 24, k: 256 };
         for format in BlockFormat::tiled() {
-            stored::check_verified(&QuantisedLayer::new(format, Path::Fused, shape));
+            stored::check_verified(&QuantisedLayer::new(format, Path::Fused, shape), 1e-5);
         }
-        let format = BlockFormat::Q4_K;
-        stored::check_verified(&QuantisedLayer::new(format, Path::DenseCopy, shape));
+        // Elements of the copy are rounded to f16.
+        let layer = QuantisedLayer::new(BlockFormat::Q4_K, Path::DenseCopy, shape);
+        stored::check_verified(&layer, 1e-3);
     }
 }
