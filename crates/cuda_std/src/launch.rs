@@ -237,7 +237,7 @@ impl<'a> ArgReader<'a> {
     ///
     /// # Panics
     /// If the bytes end before.
-    pub fn next<P: KernelArg>(&mut self) -> P {
+    pub fn read<P: KernelArg>(&mut self) -> P {
         P::read(self)
     }
 
@@ -291,7 +291,7 @@ impl<T: Send + Sync + 'static> KernelArg for crate::Global<T> {
     }
 
     fn read(args: &mut ArgReader<'_>) -> Self {
-        crate::Global::from_address(args.next())
+        crate::Global::from_address(args.read())
     }
 }
 
@@ -306,7 +306,7 @@ impl<T: KernelArg, const N: usize> KernelArg for [T; N] {
     }
 
     fn read(args: &mut ArgReader<'_>) -> Self {
-        core::array::from_fn(|_| args.next())
+        core::array::from_fn(|_| args.read())
     }
 }
 
@@ -318,6 +318,6 @@ impl<T: Send + Sync + 'static> KernelArg for crate::GlobalMut<T> {
     }
 
     fn read(args: &mut ArgReader<'_>) -> Self {
-        crate::GlobalMut::from_address(args.next())
+        crate::GlobalMut::from_address(args.read())
     }
 }

@@ -137,7 +137,7 @@ fn host_entry(
     let Attributes { max_threads, cluster, overlaps, .. } = attributes;
     let kernel = &function.sig.ident;
     let cluster = if cluster.is_some() { quote!(__CLUSTER) } else { quote!([1, 1, 1]) };
-    let args = args.iter().map(|_| quote!(args.next()));
+    let args = args.iter().map(|_| quote!(args.read()));
     // SAFETY of the expansion: the launch keeps the kernel's requirements, and the emulator checks
     // them.
     quote! {

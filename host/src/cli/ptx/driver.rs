@@ -45,6 +45,6 @@ fn launch(kernel: &'static Kernel) -> Launch {
         overlaps: false,
         args: Vec::new(),
         arg_offsets: Vec::new(),
-        body: cuda_std::launch_body!(()),
+        body: cuda_std::launch_body!(|_| ()),
     }
 }

@@ -85,7 +85,7 @@ impl Layer {
             (schedule, _) => {
                 for segment in self.segments() {
                     let Segment { start, rows, format, offset_bytes } = segment;
-                    let operands = operands.from_row(start, offset_bytes);
+                    let operands = operands.at_row(start, offset_bytes);
                     if self.is_copied(&segment) && schedule == Schedule::DenseCopy {
                         self.copied(gpu, &segment, &operands, maps, &mut launches)?;
                     } else if let Some(format) = format {
@@ -139,7 +139,7 @@ impl Layer {
             });
             // It loads the weight, which is the copy, as soon as it starts.
             let product =
-                self.dense(gpu, n, operands.workspace, &operands.from_row(first, 0), maps)?;
+                self.dense(gpu, n, operands.workspace, &operands.at_row(first, 0), maps)?;
             launches.extend(product.map(|launch| Launch { overlaps: false, ..launch }));
         }
         Ok(())
@@ -306,7 +306,7 @@ impl Layer {
 
 impl Operands {
     /// Operands for the weight's rows from `start` on, whose first byte is at `offset_bytes`.
-    fn from_row(&self, start: usize, offset_bytes: usize) -> Self {
+    fn at_row(&self, start: usize, offset_bytes: usize) -> Self {
         let out_bytes = if self.out_is_f32 { size_of::<f32>() } else { size_of::<f16>() };
         let residual = self.residual;
         Operands {
