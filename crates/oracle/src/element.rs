@@ -17,7 +17,7 @@ pub trait Element: Copy + PartialEq + 'static {
     fn value(self) -> f32;
     /// As memory has it.
     fn bytes(self) -> Vec<u8>;
-    /// Of memory.
+    /// The number that memory has so.
     fn of_bytes(bytes: &[u8]) -> Self;
 
     /// `value`, rounded.

@@ -43,7 +43,7 @@ pub enum Out {
 /// A linear layer in a launch for more rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Those of x, and of the launch.
+    /// Rows of x, and of the launch.
     pub rows: [usize; 2],
     pub n: usize,
     pub k: usize,
@@ -97,7 +97,7 @@ pub struct Terms<E> {
 }
 
 impl<E: Element> Terms<E> {
-    /// Those of a layer with such outputs `[rows, n]` at a stride.
+    /// Terms of a layer with such outputs `[rows, n]` at a stride.
     pub fn new(
         device: &mut Device,
         out: Out,

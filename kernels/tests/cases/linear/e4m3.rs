@@ -28,7 +28,7 @@ const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 2, overlaps: false };
 /// A linear layer in a launch for more rows.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// Those of x, and of the launch.
+    /// Rows of x, and of the launch.
     rows: [usize; 2],
     n: usize,
     k: usize,
@@ -61,11 +61,11 @@ enum Values {
 
 #[derive(Clone, Copy, Debug)]
 enum Kernel {
-    /// Of rows in f16: the launcher's choice on a GPU.
+    /// For rows in f16: the launcher's choice on a GPU.
     Small(SumOrder, Gpu),
     /// A kernel of those.
     Of(Fp8SmallKernel),
-    /// Of rows in E4M3, on so many SMs.
+    /// For rows in E4M3, on so many SMs.
     Tile(Fp8Accumulate, &'static TileConfig, usize),
 }
 

@@ -21,7 +21,7 @@ const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 2, overlaps: false };
 #[derive(Clone, Copy, Debug)]
 struct Case {
     format: BlockFormat,
-    /// Those of x, and of the launch.
+    /// Rows of x, and of the launch.
     rows: [usize; 2],
     n: usize,
     k: usize,
