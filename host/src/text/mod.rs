@@ -36,6 +36,7 @@ pub(crate) use hf::read_json;
 pub use prompt::ChatPrompt;
 pub(crate) use prompt::Guard;
 pub use stop_strings::StopStrings;
+#[cfg(feature = "cli")]
 pub(crate) use strftime::strftime_utc;
 pub use template::{ChatTemplate, Content, Message, RenderOptions};
 pub(crate) use to_gguf::gguf_tokenizer;

@@ -14,6 +14,7 @@ const CODES: &str = "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%f";
 const MAX_WIDTH: usize = 1000;
 
 /// `time` in UTC.
+#[cfg(any(test, feature = "cli"))]
 pub(crate) fn strftime_utc(format: &str, time: SystemTime) -> Result<String, String> {
     strftime(format, time, TimeZone::UTC)
 }
