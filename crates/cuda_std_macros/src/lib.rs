@@ -53,9 +53,8 @@ use proc_macro::TokenStream;
 /// )
 /// ```
 ///
-/// Values that several kernels have are a set, [`instance_set!`]: `E in HALVES`
-/// instead of the list. `except(gemm_f16_64x64, ..)` at the end of the list
-/// leaves instances out.
+/// Values that several kernels have are a set, [`instance_set!`]: `E in HALVES` instead of the list.
+/// `except(gemm_f16_64x64, ..)` leaves out instances of the lines before it.
 ///
 /// Three more options; `cluster` requires `target`, and its shape may depend on generic arguments:
 ///
