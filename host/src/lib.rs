@@ -100,7 +100,7 @@ mod grammar;
 mod loaded;
 pub mod model;
 pub mod models;
-pub mod plan;
+pub use plan;
 #[cfg(feature = "cli")]
 pub mod profile;
 pub use ptx;

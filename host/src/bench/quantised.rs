@@ -20,7 +20,7 @@ use super::gemm::Shape;
 use super::kernels::{BenchError, Row};
 use super::stored::{self, Call, Layer, Maps};
 use crate::plan::Dtype;
-use crate::weights::blocks;
+use blocks;
 
 /// The layers of Llama-2 7B, its output layer, and two of Phi-3 Mini, for 1, 8 and 16 rows; those
 /// of Llama-2 7B for prompts and batches.
@@ -174,7 +174,7 @@ impl Layer for QuantisedLayer {
         let decode = blocks::decoder(Dtype::Blocks(self.format)).expect("a format of weights");
         let row_bytes = self.stored.len() / n;
         let mut weight = vec![0.0; k];
-        decode(pulp::Arch::new(), &self.stored[column * row_bytes..][..row_bytes], &mut weight);
+        decode(blocks::Arch::new(), &self.stored[column * row_bytes..][..row_bytes], &mut weight);
         let pairs = self.x[row * k..][..k].iter().zip(&weight);
         pairs.map(|(x, &weight)| x.to_f64() * f64::from(weight)).sum()
     }

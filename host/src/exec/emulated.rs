@@ -8,6 +8,7 @@
 
 use std::slice;
 
+use cpu_ops::{OutOfMemory, host_memory};
 use cuda_std::launch::Launch;
 use kernels::gemm::Gpu;
 use simt::{Init, Memory, MemoryError};
@@ -16,7 +17,7 @@ use super::lower::{self, Addresses, KvPool, RankAddresses, StepBuffer};
 use super::prepared::Prepared;
 use super::{
     Activations, AfterOp, ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput,
-    StepTimes, Target, Want, WeightSource, host_memory, inputs, layout, observe,
+    StepTimes, Target, Want, WeightSource, inputs, layout, observe,
 };
 use crate::plan::{MemoryBudget, MemoryUse, Plan, StepInputs, View, Weight};
 
@@ -322,7 +323,7 @@ fn upload(
 ) -> Result<u64, ExecError> {
     // Words, so that the source may write elements and not bytes.
     let num_words = weight.bytes().div_ceil(size_of::<u32>());
-    let mut words = host_memory::zeroed::<u32>(NAME, &weight.name, num_words)?;
+    let mut words = host_memory::zeroed::<u32>(&weight.name, num_words).map_err(out_of_memory)?;
     let bytes = &mut bytemuck::cast_slice_mut(&mut words)[..weight.bytes()];
     layout::read(NAME, weight, source, bytes)?;
     check_room(&weight.name, bytes.len())?;
@@ -337,7 +338,11 @@ fn alloc(memory: &mut Memory, name: &str, bytes: usize) -> Result<u64, ExecError
 
 /// Whether there is memory for a buffer of `bytes`: the emulator keeps a flag beside each byte.
 fn check_room(name: &str, bytes: usize) -> Result<(), ExecError> {
-    host_memory::zeroed::<[u8; 2]>(NAME, name, bytes).map(drop)
+    host_memory::zeroed::<[u8; 2]>(name, bytes).map(drop).map_err(out_of_memory)
+}
+
+fn out_of_memory(error: OutOfMemory) -> ExecError {
+    ExecError::out_of_memory(NAME, error)
 }
 
 /// Poisons the activations of the last step, and writes the inputs of this one.

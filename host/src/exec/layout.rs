@@ -1,7 +1,8 @@
 //! Weights in the order in which a plan keeps them: a source gives rows, GPU kernels read tiles.
 
-use super::{ExecError, host_memory};
+use super::ExecError;
 use crate::plan::{Weight, WeightLayout, WeightSource};
+use cpu_ops::host_memory;
 use gpu_types::{BlockFormat, TILE_ROWS};
 use kernels::gemm::quantised;
 use rayon::prelude::*;
@@ -23,7 +24,8 @@ pub fn read(
     let stored = Weight { layout: WeightLayout::Rows, ..weight.clone() };
     // Words, so that the source may write elements and not bytes.
     let num_words = stored.bytes().div_ceil(size_of::<u32>());
-    let mut words = host_memory::zeroed::<u32>(device, &weight.name, num_words)?;
+    let mut words = host_memory::zeroed::<u32>(&weight.name, num_words)
+        .map_err(|error| ExecError::out_of_memory(device, error))?;
     let rows = &mut bytemuck::cast_slice_mut(&mut words)[..stored.bytes()];
     source.read(&stored, rows)?;
     let (mut rows, mut rest) = (&*rows, out);

@@ -4,9 +4,9 @@ use super::cpu::CpuExecutor;
 use super::cuda;
 #[cfg(feature = "emulator")]
 use super::emulated::EmulatedExecutor;
-use super::host_memory::available_bytes;
 use super::{Device, ExecError, GpuOptions};
 use crate::plan::{MemoryBudget, Plan};
+use cpu_ops::host_memory::available_bytes;
 
 /// The memory of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]

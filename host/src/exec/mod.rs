@@ -8,7 +8,6 @@ mod device;
 #[cfg(feature = "emulator")]
 pub mod emulated;
 mod gemm;
-mod host_memory;
 mod inputs;
 mod layout;
 mod lower;
@@ -30,6 +29,8 @@ pub use memory::{MemoryInfo, memory_budget};
 pub use observe::{Activations, AfterOp, StepTimes};
 pub use prepared::PreparedPlan;
 pub(crate) use sample::{edited, nearest, next_token};
+
+use cpu_ops::{CpuError, OutOfMemory};
 
 use crate::plan::{MemoryUse, Plan, ReadWeightError, StepInputs, WeightSource};
 use std::ops::Range;
@@ -267,4 +268,29 @@ pub enum ExecError {
     #[cfg(feature = "emulator")]
     #[error("an output of the plan: {0}")]
     Unwritten(#[from] simt::MemoryError),
+}
+
+impl ExecError {
+    /// Memory that `device` has not got.
+    fn out_of_memory(device: &str, error: OutOfMemory) -> Self {
+        let OutOfMemory { what, needed_bytes, free_bytes } = error;
+        ExecError::OutOfMemory { device: device.to_owned(), what, needed_bytes, free_bytes }
+    }
+}
+
+impl From<CpuError> for ExecError {
+    fn from(error: CpuError) -> Self {
+        match error {
+            CpuError::OutOfMemory(error) => error.into(),
+            CpuError::Weights(error) => error.into(),
+            CpuError::Unsupported { weight, why } => ExecError::Unsupported { op: weight, why },
+        }
+    }
+}
+
+/// Memory for what the CPU computes.
+impl From<OutOfMemory> for ExecError {
+    fn from(error: OutOfMemory) -> Self {
+        ExecError::out_of_memory("CPU", error)
+    }
 }

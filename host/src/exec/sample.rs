@@ -2,12 +2,24 @@
 //! logits.
 
 use super::NextToken;
+use crate::plan::StepInputs;
+use cpu_ops::activations::Rows;
 use kernels::sampling::noise::{Noise, uniform};
 use kernels::sampling::{LARGEST_MASS, LogitEdit, RowSampling, wanted_mass};
+use rayon::prelude::*;
 use std::cmp::Ordering;
 
 /// A token that can still be drawn, with its distance from the largest logit.
 type Candidate = (u32, f32);
+
+/// A token of each row, as its sampling says, after its edits.
+pub fn next_tokens(x: &Rows, inputs: &StepInputs) -> Vec<NextToken> {
+    let of_row = |(row, sampling)| match inputs.edits_of(row) {
+        [] => next_token(x.row(row), sampling),
+        edits => next_token(&edited(x.row(row), edits), sampling),
+    };
+    inputs.sampling.par_iter().enumerate().map(of_row).collect()
+}
 
 /// `logits` after `edits`.
 pub fn edited(logits: &[f32], edits: &[LogitEdit]) -> Vec<f32> {
@@ -226,5 +238,29 @@ mod tests {
             assert_eq!(next(&[NEG_INF, f32::MIN, NEG_INF]), NextToken::Token(1));
             assert_eq!(next(&[f32::MAX, f32::MIN]), NextToken::Token(0));
         }
+    }
+
+    #[test]
+    fn each_row_has_its_token() {
+        use NextToken::{NoCandidate, NotFinite, Token};
+        let rows = [
+            [1.0, 3.0, 3.0, 2.0],
+            [f32::NEG_INFINITY, -5.0, f32::MIN, -4.0],
+            [f32::NEG_INFINITY; 4],
+            [9.0, 0.0, f32::INFINITY, f32::NAN],
+            [f32::NAN; 4],
+        ];
+        let wanted = [Token(1), Token(3), NoCandidate, NotFinite(2), NotFinite(0)];
+        let rows = Rows::dense(rows.as_flattened(), 4);
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(&[0; 5], 0, &[0], 0..5);
+        assert_eq!(next_tokens(&rows, &inputs), wanted);
+        // Edits of the rows in the middle, and of what is broken.
+        let edit = |token, bias| LogitEdit { token, bias, divisor: 2.0, penalty: 0.5 };
+        inputs.edits = vec![edit(3, -1.5), edit(0, 100.0), edit(2, f32::NEG_INFINITY)];
+        inputs.edit_ends = vec![0, 1, 2, 3, 3];
+        // -5.5 / 1 * 2 - 0.5 is below -5.
+        let wanted = [Token(1), Token(1), NoCandidate, NotFinite(2), NotFinite(0)];
+        assert_eq!(next_tokens(&rows, &inputs), wanted);
     }
 }

@@ -3,11 +3,9 @@
 //! Files are untrusted: a parser works on `&[u8]`, allocates at most in proportion to the file's own
 //! size, and returns a typed error that names the tensor, the value and what would be right.
 
-pub(crate) mod blocks;
 mod checkpoint;
 mod encode;
 mod error;
-pub(crate) mod fp8;
 pub mod gguf;
 pub mod index;
 mod map;

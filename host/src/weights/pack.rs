@@ -3,16 +3,16 @@
 
 use std::borrow::Cow;
 
-use pulp::Arch;
+use blocks::Arch;
 use rayon::prelude::*;
 
-use super::blocks::{Decoder, Expander, decoder, expander, wrong_scale};
 use super::encode::Encoder;
-use super::fp8;
 use super::{Checkpoint, TensorDtype, TensorEntry, WeightsError};
 use crate::plan::{
     Dtype, FP8_BLOCK, PartTransform, ReadWeightError, Weight, WeightPart, WeightSlice, WeightSource,
 };
+use blocks::fp8;
+use blocks::{Decoder, Expander, decoder, expander, wrong_scale};
 
 /// Elements converted at a time: whole blocks of every format, few enough to stay in the
 /// first-level cache.

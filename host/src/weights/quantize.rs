@@ -2,10 +2,10 @@
 
 use rayon::prelude::*;
 
-use super::blocks::quantizer;
 use super::encode::Encoder;
 use super::shown;
 use crate::plan::Dtype;
+use blocks::quantizer;
 
 /// A parallel task has this many elements: whole blocks of every format.
 const TASK_ELEMS: usize = 1 << 14;

@@ -4,31 +4,23 @@
 //! is a matrix product. 16-bit tensors of the plan have 16 bits here too: they are converted to f32 when they are read,
 //! and rounded to nearest even when they are written, as in the GPU's kernels.
 
-mod activations;
-mod attention;
 mod collective;
-mod dot;
-mod elements;
-mod exp;
-mod kv;
-mod linear;
-mod ops;
-mod weights;
 
-use self::activations::{Frame, Rows, RowsMut, arena_words};
-use self::attention::materialized;
-use self::kv::KvCache;
-use self::weights::StoredWeight;
 use super::prepared::Prepared;
 use super::{
     Activations, AfterOp, ExecError, Executor, PreparedPlan, StepOutput, StepTimes, Want,
-    WeightSource, host_memory, inputs,
+    WeightSource, inputs, sample,
 };
 use crate::plan::{
     AppendAttention, ArenaLayout, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op, Plan,
     RopeAppend, StepInputs, View, WeightId,
 };
-use crate::weights::fp8;
+use blocks::fp8;
+use cpu_ops::activations::{Frame, Rows, RowsMut, arena_words};
+use cpu_ops::attention::{self, materialized};
+use cpu_ops::kv::KvCache;
+use cpu_ops::weights::StoredWeight;
+use cpu_ops::{host_memory, linear, ops, round};
 use half::f16;
 use rayon::prelude::*;
 use std::slice;
@@ -104,7 +96,7 @@ impl Executor for CpuExecutor {
             let arena_words = arena_words(&layout);
             if arena_words > rank.arena.len() {
                 // No activation outlives a step.
-                rank.arena = host_memory::zeroed("CPU", "the activations", arena_words)?;
+                rank.arena = host_memory::zeroed("the activations", arena_words)?;
             }
             Ok(PreparedRank { plan, layout })
         };
@@ -341,7 +333,7 @@ impl RankStep<'_> {
             }
             Op::Sample { x, .. } => {
                 if self.want.has_next_tokens() {
-                    self.output.next_tokens = ops::sample(&frame.rows(x), inputs);
+                    self.output.next_tokens = sample::next_tokens(&frame.rows(x), inputs);
                 }
             }
         }
@@ -360,7 +352,7 @@ impl RankStep<'_> {
         let mut rows = self.frame.rows(x).to_vec();
         let rotated = RowsMut::dense(&mut rows, x.width);
         ops::rope(table, &self.inputs.positions, op.head_dim, rotated);
-        elements::round(self.plan.dtype(x), &mut rows);
+        round(self.plan.dtype(x), &mut rows);
         rows
     }
 
@@ -394,13 +386,13 @@ fn linear_layer<'a>(
         let mut normed = x.to_vec();
         let rows = RowsMut::dense(&mut normed, x.width());
         ops::rms_norm(weight(norm.weight).vector(), norm.eps, rows);
-        elements::round(operand, &mut normed);
+        round(operand, &mut normed);
         normed
     });
     let silu = gate.map(|gate| {
-        let mut gated = vec![0.0; x.len() * x.width()];
+        let mut gated = vec![0.0; x.num_rows() * x.width()];
         ops::silu_mul(gate, x, largest(operand), RowsMut::dense(&mut gated, x.width()));
-        elements::round(operand, &mut gated);
+        round(operand, &mut gated);
         gated
     });
     let normed = normed.or(silu);
@@ -416,9 +408,9 @@ fn linear_layer<'a>(
         return multiply(x, out);
     }
     let width = out.width();
-    let mut gate_up = vec![0.0; x.len() * 2 * width];
+    let mut gate_up = vec![0.0; x.num_rows() * 2 * width];
     multiply(x, RowsMut::dense(&mut gate_up, 2 * width));
-    elements::round(operand, &mut gate_up);
+    round(operand, &mut gate_up);
     let gate_up = Rows::dense(&gate_up, 2 * width);
     let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
     ops::silu_mul(&gate, &up, largest(operand), out);

@@ -13,11 +13,11 @@ use std::ops::Range;
 
 pub(super) use resolve::resolve;
 
-use pulp::Arch;
+use blocks::Arch;
 
-use super::blocks::decoder;
 use super::map::MappedFile;
 use crate::plan::{Dtype, FP8_BLOCK};
+use blocks::decoder;
 
 /// How a quantised weight is stored.
 #[derive(Clone, Debug)]

@@ -1,0 +1,88 @@
+//! Attention in three operations: a page of keys at a time, for each token and head.
+
+use super::{Keys, visible_keys};
+use crate::activations::{Rows, RowsMut};
+use crate::dot::dot;
+use crate::kv::KvCache;
+use plan::{Attention, PAGE_SIZE, StepInputs};
+use std::ops::Range;
+
+/// The keys that each token of a step sees.
+fn keys_of_tokens<'a>(attention: &Attention, inputs: &'a StepInputs) -> Vec<Keys<'a>> {
+    let seqs = inputs.cu_seqlens_q.windows(2).enumerate();
+    let tokens = seqs.flat_map(|(seq, ends)| (ends[0]..ends[1]).map(move |token| (seq, token)));
+    tokens.map(|(seq, token)| visible_keys(attention, inputs, seq, token as usize)).collect()
+}
+
+/// Calls `f` with the index of each page and the positions of `keys` in it.
+fn for_each_page(keys: &Keys, mut f: impl FnMut(u32, Range<usize>)) {
+    let Range { start, end } = keys.positions;
+    for page_idx in start / PAGE_SIZE..end.div_ceil(PAGE_SIZE) {
+        let first = page_idx * PAGE_SIZE;
+        f(keys.pages[page_idx], start.max(first)..end.min(first + PAGE_SIZE));
+    }
+}
+
+/// `softmax_scale * q . k`, of the keys that a token sees.
+pub fn scores(attention: &Attention, inputs: &StepInputs, kv: &KvCache, q: &Rows, scores: RowsMut) {
+    let keys = keys_of_tokens(attention, inputs);
+    let &Attention { layer, num_heads, num_kv_heads, head_dim, softmax_scale, .. } = attention;
+    let columns = scores.width() / num_heads;
+    scores.for_each(|t, row| {
+        for (head, scores) in row.chunks_exact_mut(columns).enumerate() {
+            let q = &q.row(t)[head * head_dim..][..head_dim];
+            let kv_head = head * num_kv_heads / num_heads;
+            for_each_page(&keys[t], |page, keys| {
+                let rows = keys.start % PAGE_SIZE..keys.start % PAGE_SIZE + keys.len();
+                let k = kv.keys(layer, page, kv_head, rows);
+                for (score, k) in scores[keys].iter_mut().zip(k.chunks_exact(head_dim)) {
+                    *score = dot(q, k) * softmax_scale;
+                }
+            });
+        }
+    });
+}
+
+/// The softmax of the scores of the keys that a token sees.
+pub fn softmax(attention: &Attention, inputs: &StepInputs, scores: &Rows, out: RowsMut) {
+    let keys = keys_of_tokens(attention, inputs);
+    let columns = out.width() / attention.num_heads;
+    out.for_each(|t, row| {
+        let scores = scores.row(t).chunks_exact(columns);
+        for (out, scores) in row.chunks_exact_mut(columns).zip(scores) {
+            let (out, scores) =
+                (&mut out[keys[t].positions.clone()], &scores[keys[t].positions.clone()]);
+            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            out.iter_mut().zip(scores).for_each(|(out, score)| *out = (score - max).exp());
+            let sum: f32 = out.iter().sum();
+            out.iter_mut().for_each(|out| *out /= sum);
+        }
+    });
+}
+
+/// The values of the keys that a token sees, weighted with its probabilities.
+pub fn values(
+    attention: &Attention,
+    inputs: &StepInputs,
+    kv: &KvCache,
+    probabilities: &Rows,
+    out: RowsMut,
+) {
+    let keys = keys_of_tokens(attention, inputs);
+    let &Attention { layer, num_heads, num_kv_heads, head_dim, .. } = attention;
+    let columns = probabilities.width() / num_heads;
+    out.for_each(|t, row| {
+        for (head, out) in row.chunks_exact_mut(head_dim).enumerate() {
+            let probabilities = &probabilities.row(t)[head * columns..][..columns];
+            let kv_head = head * num_kv_heads / num_heads;
+            out.fill(0.0);
+            for_each_page(&keys[t], |page, keys| {
+                let rows = keys.start % PAGE_SIZE..keys.start % PAGE_SIZE + keys.len();
+                let v = kv.values(layer, page, kv_head, rows);
+                for (p, v) in probabilities[keys].iter().zip(v.chunks_exact(head_dim)) {
+                    out.iter_mut().zip(v).for_each(|(out, v)| *out += p * v);
+                }
+            });
+        }
+    });
+}

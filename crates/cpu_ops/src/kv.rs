@@ -1,0 +1,129 @@
+//! The KV cache in host memory.
+
+mod quantised;
+
+use self::quantised::QuantisedPool;
+use super::activations::Rows;
+use super::elements::Buffer;
+use crate::OutOfMemory;
+use plan::{CacheType, KvLayout, PAGE_SIZE};
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// K and V pools of every layer, as [`KvLayout`] says.
+pub struct KvCache {
+    layout: KvLayout,
+    k: Vec<Pool>,
+    v: Vec<Pool>,
+}
+
+/// K or V of a layer.
+enum Pool {
+    Plain(Buffer),
+    Quantised(QuantisedPool),
+}
+
+impl KvCache {
+    /// Pools of zeros, which the system provides when they are first touched; of NaN in debug builds.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(layout: KvLayout) -> Result<Self, OutOfMemory> {
+        let pools = |cache_type, of_keys| {
+            let pools = (0..layout.num_layers).map(|_| Pool::new(&layout, cache_type, of_keys));
+            pools.collect::<Result<_, OutOfMemory>>()
+        };
+        let [k, v] = layout.types();
+        Ok(KvCache { layout, k: pools(k, true)?, v: pools(v, false)? })
+    }
+
+    /// Bytes of all pools.
+    pub fn bytes(&self) -> usize {
+        self.k.iter().chain(&self.v).map(Pool::stored_bytes).sum()
+    }
+
+    /// Writes row `t` of `k` and `v` to `slots[t]` of the layer's pools.
+    pub fn append(&mut self, layer: usize, slots: &[u32], k: &Rows, v: &Rows) {
+        for (pool, rows) in [(&mut self.k[layer], k), (&mut self.v[layer], v)] {
+            for (&slot, row) in slots.iter().zip(rows.iter()) {
+                for (kv_head, values) in row.chunks_exact(self.layout.head_dim).enumerate() {
+                    pool.store(&self.layout, slot as usize, kv_head, values);
+                }
+            }
+        }
+    }
+
+    /// Keys of one head in `rows` of one page: `[rows.len(), head_dim]`.
+    pub fn keys(
+        &self,
+        layer: usize,
+        page: u32,
+        kv_head: usize,
+        rows: Range<usize>,
+    ) -> Cow<'_, [f32]> {
+        self.k[layer].load(&self.layout, page as usize, kv_head, rows)
+    }
+
+    /// As [`KvCache::keys`], the values.
+    pub fn values(
+        &self,
+        layer: usize,
+        page: u32,
+        kv_head: usize,
+        rows: Range<usize>,
+    ) -> Cow<'_, [f32]> {
+        self.v[layer].load(&self.layout, page as usize, kv_head, rows)
+    }
+}
+
+impl Pool {
+    fn new(layout: &KvLayout, cache_type: CacheType, of_keys: bool) -> Result<Self, OutOfMemory> {
+        let Some(dtype) = cache_type.dtype() else {
+            let num_pages = layout.num_pages.saturating_mul(layout.num_kv_heads);
+            let pool = QuantisedPool::new(cache_type, of_keys, layout.head_dim, num_pages);
+            return pool.map(Pool::Quantised);
+        };
+        let mut pool = Buffer::try_zeroed("the KV cache", dtype, layout.pool_elems())?;
+        if cfg!(debug_assertions) {
+            pool.poison();
+        }
+        Ok(Pool::Plain(pool))
+    }
+
+    fn stored_bytes(&self) -> usize {
+        match self {
+            Pool::Plain(pool) => pool.stored_bytes(),
+            Pool::Quantised(pool) => pool.stored_bytes(),
+        }
+    }
+
+    /// Stores the row of `kv_head` at `slot`.
+    fn store(&mut self, layout: &KvLayout, slot: usize, kv_head: usize, values: &[f32]) {
+        match self {
+            Pool::Plain(pool) => {
+                pool.elements_mut().narrow(layout.row_start(slot, kv_head), values);
+            }
+            Pool::Quantised(pool) => {
+                let page = slot / PAGE_SIZE * layout.num_kv_heads + kv_head;
+                pool.store(page, slot % PAGE_SIZE, values);
+            }
+        }
+    }
+
+    /// Rows `rows` of `kv_head` in `page`.
+    fn load(
+        &self,
+        layout: &KvLayout,
+        page: usize,
+        kv_head: usize,
+        rows: Range<usize>,
+    ) -> Cow<'_, [f32]> {
+        match self {
+            Pool::Plain(pool) => {
+                let first = layout.row_start(page * PAGE_SIZE + rows.start, kv_head);
+                pool.elements().slice(first..first + rows.len() * layout.head_dim).widen()
+            }
+            Pool::Quantised(pool) => pool.load(page * layout.num_kv_heads + kv_head, rows).into(),
+        }
+    }
+}

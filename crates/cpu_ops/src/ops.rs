@@ -1,0 +1,158 @@
+//! Elementwise operations and row reductions.
+
+use super::activations::{Rows, RowsMut};
+use super::dot::dot;
+use super::weights::StoredWeight;
+use plan::Constant;
+
+/// `out[t, :] = table[token_ids[t], :]`.
+pub fn embedding(table: &StoredWeight, token_ids: &[u32], out: RowsMut) {
+    out.for_each(|t, row| table.widen_row(token_ids[t] as usize, row));
+}
+
+/// `out[r, :] = x[indices[r], :]`.
+pub fn gather_rows(x: &Rows, indices: &[u32], out: RowsMut) {
+    out.for_each(|r, row| row.copy_from_slice(x.row(indices[r] as usize)));
+}
+
+/// `x[t, g, i] *= rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]`, over groups of `weight.len()` columns.
+pub fn rms_norm(weight: &[f32], eps: f32, x: RowsMut) {
+    x.for_each(|_, row| {
+        for group in row.chunks_exact_mut(weight.len()) {
+            let mean_square = dot(group, group) / group.len() as f32;
+            let scale = 1.0 / (mean_square + eps).sqrt();
+            group.iter_mut().zip(weight).for_each(|(x, weight)| *x *= scale * weight);
+        }
+    });
+}
+
+/// `out[t, n] += bias[n]`.
+pub fn add_bias(bias: &[f32], out: RowsMut) {
+    out.for_each(|_, row| row.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias));
+}
+
+/// Rotates the pairs `(i, i + rotary_dim / 2)` of each head by the angles of its token's position.
+pub fn rope(table: &Constant, positions: &[u32], head_dim: usize, x: RowsMut) {
+    let rotary_dim = table.cols;
+    x.for_each(|t, row| {
+        let angles = &table.data[positions[t] as usize * rotary_dim..][..rotary_dim];
+        let (cos, sin) = angles.split_at(rotary_dim / 2);
+        for head in row.chunks_exact_mut(head_dim) {
+            let (low, high) = head[..rotary_dim].split_at_mut(rotary_dim / 2);
+            for (i, (low, high)) in low.iter_mut().zip(high).enumerate() {
+                (*low, *high) = (*low * cos[i] - *high * sin[i], *high * cos[i] + *low * sin[i]);
+            }
+        }
+    });
+}
+
+/// `out = silu(gate) * up`, no larger than `max`.
+pub fn silu_mul(gate: &Rows, up: &Rows, max: f32, out: RowsMut) {
+    out.for_each(|t, row| {
+        for ((out, gate), up) in row.iter_mut().zip(gate.row(t)).zip(up.row(t)) {
+            *out = (gate / (1.0 + (-gate).exp()) * up).clamp(-max, max);
+        }
+    });
+}
+
+/// `out += x`.
+pub fn add(x: &Rows, out: RowsMut) {
+    out.for_each(|t, row| row.iter_mut().zip(x.row(t)).for_each(|(out, x)| *out += x));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, random};
+
+    #[test]
+    fn embedding_and_gather_copy_rows() {
+        let table = random(1, 5 * 3);
+        let mut out = vec![f32::NAN; 4 * 3];
+        embedding(&StoredWeight::of(&table, 3), &[4, 0, 0, 2], RowsMut::dense(&mut out, 3));
+        let wanted = [&table[12..15], &table[..3], &table[..3], &table[6..9]].concat();
+        assert_eq!(out, wanted);
+        let mut last = vec![f32::NAN; 3];
+        gather_rows(&Rows::dense(&out, 3), &[3], RowsMut::dense(&mut last, 3));
+        assert_eq!(last, table[6..9]);
+    }
+
+    /// One group (a norm of the hidden state) and several (QK-norm); enough rows to fork.
+    #[test]
+    fn rms_norm_matches_oracle() {
+        for (rows, groups, width) in [(0, 1, 8), (1, 1, 576), (3, 7, 64), (40, 1, 577)] {
+            let (x, weight) = (random(1, rows * groups * width), random(2, width));
+            let mut out = x.clone();
+            rms_norm(&weight, 1e-5, RowsMut::dense(&mut out, groups * width));
+            let normalise = |group: &[f32]| {
+                let squares: f64 = group.iter().map(|&x| x as f64 * x as f64).sum();
+                let scale = 1.0 / (squares / width as f64 + 1e-5).sqrt();
+                group
+                    .iter()
+                    .zip(&weight)
+                    .map(|(&x, &w)| x as f64 * scale * w as f64)
+                    .collect::<Vec<_>>()
+            };
+            let wanted: Vec<f64> = x.chunks(width).flat_map(normalise).collect();
+            assert_close(&out, &wanted, 1e-6, &format!("[{rows}, {groups}, {width}]"));
+        }
+    }
+
+    /// A pair is a complex number, turned by its angle; columns past `rotary_dim` stay.
+    #[test]
+    fn rope_turns_pairs() {
+        let (head_dim, rotary_dim, num_heads) = (10, 8, 3);
+        let angle = |position: usize, i: usize| position as f64 * 0.3f64.powi(i as i32);
+        let mut data = Vec::new();
+        for position in 0..6 {
+            data.extend((0..4).map(|i| angle(position, i).cos() as f32));
+            data.extend((0..4).map(|i| angle(position, i).sin() as f32));
+        }
+        let table = Constant { name: "rope".into(), rows: 6, cols: rotary_dim, data: data.into() };
+        let positions = [5u32, 0, 2];
+        let x = random(1, positions.len() * num_heads * head_dim);
+        let mut wanted: Vec<f64> = x.iter().map(|&x| x as f64).collect();
+        for (index, head) in wanted.chunks_mut(head_dim).enumerate() {
+            for i in 0..4 {
+                let (sin, cos) = angle(positions[index / num_heads] as usize, i).sin_cos();
+                let (re, im) = (head[i], head[i + 4]);
+                (head[i], head[i + 4]) = (re * cos - im * sin, re * sin + im * cos);
+            }
+        }
+        let mut out = x;
+        rope(&table, &positions, head_dim, RowsMut::dense(&mut out, num_heads * head_dim));
+        assert_close(&out, &wanted, 1e-6, "rope");
+    }
+
+    #[test]
+    fn silu_mul_matches_oracle() {
+        let mut gate: Vec<f32> = random(1, 300).iter().map(|x| x * 20.0).collect();
+        gate[..4].copy_from_slice(&[0.0, -200.0, 200.0, -0.0]);
+        let up = random(2, 300);
+        let mut out = vec![f32::NAN; 300];
+        let rows = [&gate, &up].map(|data| Rows::dense(data, 100));
+        silu_mul(&rows[0], &rows[1], f32::INFINITY, RowsMut::dense(&mut out, 100));
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        let wanted: Vec<f64> =
+            gate.iter().zip(&up).map(|(&g, &u)| silu(g as f64) * u as f64).collect();
+        assert_close(&out, &wanted, 1e-6, "silu_mul");
+    }
+
+    #[test]
+    fn silu_mul_is_no_larger_than_asked() {
+        let (gate, up) =
+            ([300.0, 300.0, 300.0, f32::INFINITY, 1.0], [1.0, 300.0, -300.0, 2.0, f32::NAN]);
+        let mut out = [0.0; 5];
+        let rows = [&gate, &up].map(|data| Rows::dense(data, 5));
+        silu_mul(&rows[0], &rows[1], 65504.0, RowsMut::dense(&mut out, 5));
+        assert_eq!(out[..4], [300.0, 65504.0, -65504.0, 65504.0]);
+        assert!(out[4].is_nan());
+    }
+
+    #[test]
+    fn add_bias_adds_to_every_row() {
+        let mut out = vec![1.0, 2.0, 3.0, 4.0];
+        add_bias(&[10.0, 20.0], RowsMut::dense(&mut out, 2));
+        assert_eq!(out, [11.0, 22.0, 13.0, 24.0]);
+    }
+}

@@ -1,0 +1,392 @@
+//! The operations.
+
+use super::{ConstantId, View, WeightId};
+
+/// One operation of a plan. Rows are those of its views; sizes of a real step come from the step
+/// inputs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// `out[t, :] = table[token_ids[t], :]`.
+    Embedding {
+        /// `[vocab_size, hidden_size]`.
+        table: WeightId,
+        /// `[tokens, hidden_size]`.
+        out: View,
+    },
+    /// `out[t, g, i] = x[t, g, i] * rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]` over groups of
+    /// `weight.cols` columns: one group for a norm of the hidden state, one a head for QK-norm.
+    /// `out` may be `x`.
+    RmsNorm {
+        /// `[rows, num_groups * weight.cols]`.
+        x: View,
+        /// `[weight.cols]`.
+        weight: WeightId,
+        /// As `x`.
+        out: View,
+        /// Added to the mean of squares.
+        eps: f32,
+    },
+    /// A linear layer, and what may be fused with it.
+    Linear(Linear),
+    /// Rotary embedding in place, of each head's first `rotary_dim` columns, halves form (`i` with
+    /// `i + rotary_dim / 2`): `table[positions[t]]` holds `rotary_dim / 2` cosines, then as many
+    /// sines (attention scaling included).
+    Rope {
+        /// `[tokens, num_heads * head_dim]`: the Q and K columns side by side.
+        x: View,
+        /// `[max_positions, rotary_dim]`.
+        table: ConstantId,
+        /// Columns of a head.
+        head_dim: usize,
+    },
+    /// Writes `k[t]` and `v[t]` to slot `slot_mapping[t]` of a layer's pools, converting to the
+    /// cache's element type.
+    KvAppend {
+        /// Layer of the cache.
+        layer: usize,
+        /// `[tokens, num_kv_heads * head_dim]`.
+        k: View,
+        /// `[tokens, num_kv_heads * head_dim]`.
+        v: View,
+    },
+    /// RoPE of Q and K and the append of K and V, fused.
+    RopeAppend(RopeAppend),
+    /// Attention of each sequence's new tokens against its pages of the cache (their own keys
+    /// included: the append comes first).
+    Attention(Attention),
+    /// RoPE and append of the new tokens, then their attention, fused.
+    AppendAttention(AppendAttention),
+    /// The scores of [`MaterializedAttention`]: `softmax_scale * q . k` of each key that a token
+    /// sees.
+    AttentionScores(MaterializedAttention),
+    /// Probabilities of [`MaterializedAttention`]: the softmax of the scores.
+    AttentionSoftmax(MaterializedAttention),
+    /// Output of [`MaterializedAttention`]: the values weighted with the probabilities.
+    AttentionValues(MaterializedAttention),
+    /// `out = silu(gate) * up`.
+    SiluMul {
+        /// `[tokens, intermediate_size]`.
+        gate: View,
+        /// `[tokens, intermediate_size]`.
+        up: View,
+        /// `[tokens, intermediate_size]`.
+        out: View,
+    },
+    /// `out = x + residual`. `out` may be `residual`.
+    Add {
+        /// `[tokens, hidden_size]`.
+        x: View,
+        /// As `x`.
+        residual: View,
+        /// As `x`.
+        out: View,
+    },
+    /// A sum over all ranks, and what may be fused with it.
+    AllReduce(AllReduce),
+    /// The columns of all ranks' `x` side by side, in the order of the ranks.
+    AllGather {
+        /// The rank's own columns.
+        x: View,
+        /// Where they are among those of all.
+        first_column: usize,
+        /// The columns of all.
+        out: View,
+    },
+    /// `out[r, :] = x[logit_rows[r], :]`.
+    GatherRows {
+        /// `[tokens, width]`.
+        x: View,
+        /// `[logit_rows, width]`.
+        out: View,
+    },
+    /// `out[r] =` a token drawn from the logits `x[r, :]` as the step's
+    /// [`sampling`](super::StepInputs::sampling) says, or why there is none: see
+    /// [`NextToken`](kernels::sampling::NextToken).
+    Sample {
+        /// `[logit_rows, vocab_size]`.
+        x: View,
+        /// `[logit_rows, 1]` u32.
+        out: View,
+    },
+}
+
+/// A linear layer: `out[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])`. `out`
+/// may be `residual`.
+///
+/// With a norm or a gate before it, or a gate after it, it gives the same bits as [`Op::RmsNorm`] or
+/// [`Op::SiluMul`], itself and [`Op::SiluMul`] one after the other: the values between them are
+/// rounded to the type of the operands, and not stored. With a residual it is itself to f32 and [`Op::Add`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Linear {
+    /// `[rows, k]`: of the weight's type; of f32, where it has a norm.
+    pub x: View,
+    /// What `x` goes through first.
+    pub norm: Option<Norm>,
+    /// `[rows, k]`: what `x` is gated with first, to `silu(gate) * x`. Then there is no norm.
+    pub silu: Option<View>,
+    /// `[n, k]`.
+    pub weight: WeightId,
+    /// `[n]`.
+    pub bias: Option<WeightId>,
+    /// Whether the first half of the `n` columns is a gate for the second: `silu(gate) * up` are
+    /// `n / 2` columns. Then there is no residual.
+    pub gated: bool,
+    /// As `out`.
+    pub residual: Option<View>,
+    /// `[rows, n]`, or `[rows, n / 2]` after a gate.
+    pub out: View,
+}
+
+impl Linear {
+    /// `out[t, n] = sum_k x[t, k] * weight[n, k]`.
+    pub const fn new(x: View, weight: WeightId, out: View) -> Self {
+        let (norm, silu, bias, residual) = (None, None, None, None);
+        Linear { x, norm, silu, weight, bias, gated: false, residual, out }
+    }
+}
+
+/// `x` becomes the sum of all ranks' `x`, added in f32 in the order of the ranks and rounded once.
+///
+/// With a residual and a norm it gives the same bits as itself, [`Op::Add`] and [`Op::RmsNorm`] one after the other; `x` is
+/// anything then. Each rank may have added to some rows of the residual alone: what reads it next is another sum that is added
+/// to it. One without a norm gives all ranks all rows again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AllReduce {
+    /// Addend of this rank, of the same shape on every rank.
+    pub x: View,
+    /// As `x`: the sum is added to it.
+    pub residual: Option<View>,
+    /// The norm of the residual, and where it goes, as `x`.
+    pub norm: Option<(Norm, View)>,
+}
+
+impl AllReduce {
+    /// The sum alone.
+    pub const fn new(x: View) -> Self {
+        AllReduce { x, residual: None, norm: None }
+    }
+}
+
+/// RMSNorm over whole rows, as in [`Op::RmsNorm`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// `[k]`.
+    pub weight: WeightId,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+/// [`Op::Rope`] of `q` and `k`, then [`Op::KvAppend`] of `k` and `v`, to the same bits; but the
+/// rotated `k` goes to the cache alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeAppend {
+    /// Layer of the cache.
+    pub layer: usize,
+    /// `[tokens, num_heads * head_dim]`, rotated in place.
+    pub q: View,
+    /// `[tokens, num_kv_heads * head_dim]`; stays as it is.
+    pub k: View,
+    /// `[tokens, num_kv_heads * head_dim]`.
+    pub v: View,
+    /// `[max_positions, rotary_dim]`.
+    pub table: ConstantId,
+    /// Columns of a head.
+    pub head_dim: usize,
+}
+
+/// Attention over the paged cache.
+///
+/// Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])`. In
+/// causal attention it sees the positions `0 ..= p`, of those with a window `w` only the last `w`:
+/// `p - w < j <= p`. In full attention it sees the positions `0 .. kv_lens[s]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Layer of the cache.
+    pub layer: usize,
+    /// `[tokens, num_heads * head_dim]`.
+    pub q: View,
+    /// `[tokens, num_heads * head_dim]`.
+    pub out: View,
+    /// Query heads; `num_heads / num_kv_heads` share a KV head.
+    pub num_heads: usize,
+    /// KV heads.
+    pub num_kv_heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Multiplies the scores before the softmax.
+    pub softmax_scale: f32,
+    /// Whether a token sees no position after its own.
+    pub causal: bool,
+    /// Sliding window of causal attention, in positions.
+    pub window: Option<usize>,
+}
+
+/// [`RopeAppend`], then [`Attention`] of its `q`, to the same bits; but `q` stays as it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AppendAttention {
+    /// RoPE and append, in the layer that is attended to.
+    pub append: RopeAppend,
+    /// Attention of the tokens that are appended.
+    pub attention: Attention,
+}
+
+/// [`Attention`] in three operations, with its scores and probabilities in memory. Of a token's row
+/// they hold the keys that it sees; other columns are anything.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MaterializedAttention {
+    /// What is computed.
+    pub attention: Attention,
+    /// `[tokens, num_heads * score_columns]` f32, see
+    /// [`Bounds::score_columns`](super::Bounds::score_columns).
+    pub scores: View,
+    /// As `scores`, of the cache's type.
+    pub probabilities: View,
+}
+
+impl Op {
+    /// Name of the operation, for profiles and errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embedding { .. } => "embedding",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::Linear(Linear { silu: Some(_), .. }) => "silu_linear",
+            Op::Linear(Linear { norm: None, gated: false, .. }) => "linear",
+            Op::Linear(Linear { norm: Some(_), gated: false, .. }) => "norm_linear",
+            Op::Linear(Linear { norm: None, gated: true, .. }) => "linear_gate",
+            Op::Linear(Linear { norm: Some(_), gated: true, .. }) => "norm_linear_gate",
+            Op::Rope { .. } => "rope",
+            Op::KvAppend { .. } => "kv_append",
+            Op::RopeAppend(_) => "rope_append",
+            Op::Attention(_) => "attention",
+            Op::AppendAttention(_) => "append_attention",
+            Op::AttentionScores(_) => "attention_scores",
+            Op::AttentionSoftmax(_) => "attention_softmax",
+            Op::AttentionValues(_) => "attention_values",
+            Op::SiluMul { .. } => "silu_mul",
+            Op::Add { .. } => "add",
+            Op::AllReduce(AllReduce { residual: None, .. }) => "all_reduce",
+            Op::AllReduce(AllReduce { norm: None, .. }) => "all_reduce_add",
+            Op::AllReduce(_) => "all_reduce_norm",
+            Op::AllGather { .. } => "all_gather",
+            Op::GatherRows { .. } => "gather_rows",
+            Op::Sample { .. } => "sample",
+        }
+    }
+
+    /// Whether all ranks take part in it, each with its own operation of the same index.
+    pub fn is_collective(&self) -> bool {
+        matches!(self, Op::AllReduce(_) | Op::AllGather { .. })
+    }
+
+    /// Activations that it reads.
+    pub fn reads(&self) -> Vec<View> {
+        match *self {
+            Op::Embedding { .. } => vec![],
+            Op::RmsNorm { x, .. }
+            | Op::Rope { x, .. }
+            | Op::AllGather { x, .. }
+            | Op::GatherRows { x, .. }
+            | Op::Sample { x, .. } => {
+                vec![x]
+            }
+            Op::Linear(Linear { x, silu, residual, .. }) => {
+                [x].into_iter().chain(silu).chain(residual).collect()
+            }
+            Op::AllReduce(AllReduce { x, residual, .. }) => {
+                [x].into_iter().chain(residual).collect()
+            }
+            Op::KvAppend { k, v, .. } => vec![k, v],
+            Op::RopeAppend(RopeAppend { q, k, v, .. })
+            | Op::AppendAttention(AppendAttention { append: RopeAppend { q, k, v, .. }, .. }) => {
+                vec![q, k, v]
+            }
+            Op::Attention(Attention { q, .. }) => vec![q],
+            Op::AttentionScores(op) => vec![op.attention.q],
+            Op::AttentionSoftmax(op) => vec![op.scores],
+            Op::AttentionValues(op) => vec![op.probabilities],
+            Op::SiluMul { gate, up, .. } => vec![gate, up],
+            Op::Add { x, residual, .. } => vec![x, residual],
+        }
+    }
+
+    /// Activations that it writes.
+    pub fn writes(&self) -> Vec<View> {
+        match *self {
+            Op::Embedding { out, .. }
+            | Op::RmsNorm { out, .. }
+            | Op::Linear(Linear { out, .. })
+            | Op::SiluMul { out, .. }
+            | Op::Add { out, .. }
+            | Op::AllGather { out, .. }
+            | Op::GatherRows { out, .. }
+            | Op::Sample { out, .. }
+            | Op::Attention(Attention { out, .. })
+            | Op::AppendAttention(AppendAttention { attention: Attention { out, .. }, .. }) => {
+                vec![out]
+            }
+            Op::Rope { x, .. } => vec![x],
+            Op::AllReduce(AllReduce { x, residual, norm }) => {
+                [x].into_iter().chain(residual).chain(norm.map(|(_, out)| out)).collect()
+            }
+            Op::RopeAppend(RopeAppend { q, .. }) => vec![q],
+            Op::AttentionScores(op) => vec![op.scores],
+            Op::AttentionSoftmax(op) => vec![op.probabilities],
+            Op::AttentionValues(op) => vec![op.attention.out],
+            Op::KvAppend { .. } => vec![],
+        }
+    }
+
+    /// Weights that it reads.
+    pub fn weights(&self) -> Vec<WeightId> {
+        match *self {
+            Op::Embedding { table, .. } => vec![table],
+            Op::RmsNorm { weight, .. }
+            | Op::AllReduce(AllReduce { norm: Some((Norm { weight, .. }, _)), .. }) => {
+                vec![weight]
+            }
+            Op::Linear(Linear { norm, weight, bias, .. }) => {
+                let norm = norm.map(|norm| norm.weight);
+                norm.into_iter().chain([weight]).chain(bias).collect()
+            }
+            _ => vec![],
+        }
+    }
+
+    /// The layer of the cache that it appends to.
+    pub fn appends_to(&self) -> Option<usize> {
+        match *self {
+            Op::KvAppend { layer, .. } => Some(layer),
+            _ => self.rope_append().map(|append| append.layer),
+        }
+    }
+
+    /// The rotary embedding and the append that it begins with.
+    pub fn rope_append(&self) -> Option<&RopeAppend> {
+        match self {
+            Op::RopeAppend(append) | Op::AppendAttention(AppendAttention { append, .. }) => {
+                Some(append)
+            }
+            _ => None,
+        }
+    }
+
+    /// The part of attention in three operations that it is.
+    pub fn materialized_attention(&self) -> Option<&MaterializedAttention> {
+        match self {
+            Op::AttentionScores(op) | Op::AttentionSoftmax(op) | Op::AttentionValues(op) => {
+                Some(op)
+            }
+            _ => None,
+        }
+    }
+
+    /// The attention that it ends with.
+    pub fn attention(&self) -> Option<&Attention> {
+        match self {
+            Op::Attention(attention) | Op::AppendAttention(AppendAttention { attention, .. }) => {
+                Some(attention)
+            }
+            _ => None,
+        }
+    }
+}
