@@ -268,4 +268,4 @@ impl ConstraintState for State {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -126,7 +126,8 @@ impl Product<'_> {
         let beta = if self.accumulate { 1.0 } else { 0.0 };
         let weight = DMatrixView::from_slice_with_strides(weight, n, k, k, 1);
         let (data, stride) = self.x.strided();
-        let x_transposed = DMatrixView::from_slice_with_strides(data, k, self.x.num_rows(), 1, stride);
+        let x_transposed =
+            DMatrixView::from_slice_with_strides(data, k, self.x.num_rows(), 1, stride);
         out.gemm(1.0, &weight, &x_transposed, beta);
     }
 }

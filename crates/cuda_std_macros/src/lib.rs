@@ -56,13 +56,14 @@ use proc_macro::TokenStream;
 /// Values that several kernels have are a set, [`instance_set!`]: `E in HALVES` instead of the list.
 /// `except(gemm_f16_64x64, ..)` leaves out instances of the lines before it.
 ///
-/// Three more options; `cluster` requires `target`, and its shape may depend on generic arguments:
+/// Three more options; `cluster` requires `target(sm_90a)`, and its shape may depend on generic arguments:
 ///
 /// ```text
 /// #[kernel(launch_bounds(384, 1), target(sm_90a), cluster(2, 1, 1), overlaps)]
 /// ```
 ///
-/// - `target(sm_90a)`: the entries are compiled for Hopper only, instead of for every target. The
+/// - `target(sm_90a)`: the entries are compiled for Hopper only, instead of for every target;
+///   `target(sm_80)`: for the kernels that Hopper's own replace, which are not built for it again. The
 ///   host has function and launcher in any case; the module's `TARGET` names the target.
 /// - `cluster(x, y, z)`: the kernel is launched in clusters of this shape, at most 8 blocks. CUDA
 ///   C's `__cluster_dims__`; `Launch::cluster` holds the shape.

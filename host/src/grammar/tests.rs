@@ -29,11 +29,17 @@ fn compiler(model: &Model) -> GrammarCompiler {
     GrammarCompiler::new(&text.tokenizer, model.config().vocab_size, &text.stop_tokens).unwrap()
 }
 
-fn tokens(words: &[u32]) -> Vec<u32> {
-    let bits = words.iter().enumerate().flat_map(|(i, word)| (0..32).map(move |b| (i, b, word)));
-    bits.filter(|(_, bit, word)| *word >> bit & 1 != 0)
-        .map(|(i, bit, _)| 32 * i as u32 + bit)
-        .collect()
+/// The tokens of a set of bits, as [`ConstraintState::allowed`](crate::engine::ConstraintState) gives it.
+pub fn tokens(words: &[u32]) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    for (first, &word) in (0..).step_by(32).zip(words) {
+        let mut rest = word;
+        while rest != 0 {
+            tokens.push(first + rest.trailing_zeros());
+            rest &= rest - 1;
+        }
+    }
+    tokens
 }
 
 /// An answer with a stop token.

@@ -17,6 +17,9 @@ unsafe fn rows<const BLOCKS: u32, const ROWS: u32>(out: GlobalMut<u32>) {
 #[kernel(launch_bounds(64), cluster(2, 1, 1), target(sm_90a))]
 unsafe fn pair(_out: GlobalMut<u32>) {}
 
+#[kernel(launch_bounds(64), target(sm_80))]
+unsafe fn older(_out: GlobalMut<u32>) {}
+
 #[kernel(launch_bounds(64))]
 unsafe fn everywhere(_out: GlobalMut<u32>) {}
 
@@ -37,5 +40,7 @@ fn main() {
     assert_eq!(everywhere::Args { _out: out }.launch(geometry).cluster, [1, 1, 1]);
     assert!(overlapping::Args { out }.launch(geometry).overlaps);
     assert!(!pair::Args { _out: out }.launch(geometry).overlaps);
-    assert_eq!((rows::TARGET, everywhere::TARGET), (Some("sm_90a"), None));
+    assert!(!older::Args { _out: out }.launch(geometry).overlaps);
+    let targets = (rows::TARGET, older::TARGET, everywhere::TARGET);
+    assert_eq!(targets, (Some("sm_90a"), Some("sm_80"), None));
 }

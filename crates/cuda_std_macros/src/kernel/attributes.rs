@@ -7,7 +7,8 @@ use syn::{Error, Expr, Ident, Result, Token};
 
 use super::instances::{self, Instance};
 
-/// The only target that a kernel can name; kernels for `sm_80` run on every target.
+/// The targets that a kernel can name.
+const TARGETS: [&str; 2] = ["sm_80", SM_90A];
 const SM_90A: &str = "sm_90a";
 
 /// The options of a kernel.
@@ -56,7 +57,9 @@ impl Parse for Attributes {
                  `#[kernel(launch_bounds(max_threads, min_blocks))]`",
             )
         })?;
-        if let (Some((span, _)), None) = (&cluster, target) {
+        if let Some((span, _)) = &cluster
+            && target != Some(SM_90A)
+        {
             let why = "only `sm_90a` has clusters: add `target(sm_90a)`";
             return Err(Error::new(*span, why));
         }
@@ -92,14 +95,11 @@ fn launch_bounds(name: &Ident, content: &ParseBuffer<'_>) -> Result<(Expr, Expr)
 
 fn target(content: &ParseBuffer<'_>) -> Result<&'static str> {
     let target: Ident = content.parse()?;
-    if target == SM_90A && content.is_empty() {
-        Ok(SM_90A)
-    } else {
-        Err(Error::new(
-            target.span(),
-            "expected `target(sm_90a)`; without it every target is meant",
-        ))
-    }
+    let known = TARGETS.into_iter().find(|known| target == known);
+    known.filter(|_| content.is_empty()).ok_or_else(|| {
+        let why = "expected `target(sm_80)` or `target(sm_90a)`; without it every target is meant";
+        Error::new(target.span(), why)
+    })
 }
 
 fn cluster(name: &Ident, content: &ParseBuffer<'_>) -> Result<[Expr; 3]> {

@@ -63,6 +63,7 @@ fn family(function: &ItemFn) -> String {
 /// is a feature of its own target only.
 fn is_device(attributes: &Attributes) -> TokenStream {
     match attributes.target {
+        Some("sm_80") => quote!(all(target_arch = "nvptx64", not(target_feature = "sm_90a"))),
         Some(target) => quote!(all(target_arch = "nvptx64", target_feature = #target)),
         None => quote!(target_arch = "nvptx64"),
     }

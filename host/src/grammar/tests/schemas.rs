@@ -31,8 +31,13 @@ fn allows(model: &Model, grammar: &Grammar, text: &str) -> bool {
     tokens(&state.allowed().unwrap()).iter().any(|token| ends.contains(token))
 }
 
-/// An answer that prefers tokens that close what is open; `None` for one that does not end soon.
-fn short_answer(model: &Model, grammar: &Grammar, rng: &mut ChaCha8Rng) -> Option<String> {
+/// An answer that prefers tokens that close what is open, those of which `is_closing` holds; `None` for one that does not end soon.
+fn short_answer(
+    model: &Model,
+    is_closing: &[bool],
+    grammar: &Grammar,
+    rng: &mut ChaCha8Rng,
+) -> Option<String> {
     let text = model.text().unwrap();
     let mut state = grammar.begin();
     let mut ids = Vec::new();
@@ -44,13 +49,10 @@ fn short_answer(model: &Model, grammar: &Grammar, rng: &mut ChaCha8Rng) -> Optio
             state.accept(*end).unwrap();
             return Some(text.tokenizer.decode(&ids, true));
         }
-        let closes = |token: &&u32| {
-            let word = text.tokenizer.token_bytes(**token).map_or_else(Vec::new, |(word, _)| word);
-            word.len() < 3 && word.first().is_some_and(|byte| b"\"]},0".contains(byte))
-        };
-        let closing: Vec<u32> = allowed.iter().filter(closes).copied().collect();
-        let is_closing = !closing.is_empty() && rng.random_bool(0.4);
-        let token = *(if is_closing { &closing } else { &allowed }).choose(rng).expect("a token");
+        let closing: Vec<u32> =
+            allowed.iter().filter(|token| is_closing[**token as usize]).copied().collect();
+        let closes = !closing.is_empty() && rng.random_bool(0.4);
+        let token = *(if closes { &closing } else { &allowed }).choose(rng).expect("a token");
         if text.stop_tokens.contains(&token) {
             continue;
         }
@@ -90,13 +92,19 @@ fn documents_of_a_schema_are_allowed_and_others_are_refused_or_told() {
 fn random_answers_to_every_schema_end_in_documents_of_it() {
     let model = model();
     let compiler = compiler(&model);
+    let tokenizer = &model.text().unwrap().tokenizer;
+    let closes = |id| {
+        let word = tokenizer.token_bytes(id).map_or_else(Vec::new, |(word, _)| word);
+        word.len() < 3 && word.first().is_some_and(|byte| b"\"]},0".contains(byte))
+    };
+    let is_closing: Vec<bool> = (0..model.config().vocab_size as u32).map(closes).collect();
     let (mut num_ended, mut num_told) = (0, 0);
     for Case { schema, .. } in cases() {
         let grammar = compiler.json_schema(&schema.to_string()).unwrap();
         let oracle = jsonschema::options().should_validate_formats(false).build(&schema).unwrap();
         for seed in 0..3 {
             let rng = &mut ChaCha8Rng::seed_from_u64(seed);
-            let Some(answer) = short_answer(&model, &grammar, rng) else { continue };
+            let Some(answer) = short_answer(&model, &is_closing, &grammar, rng) else { continue };
             num_ended += 1;
             // Numbers beyond what a double holds are JSON that programs read differently.
             let Ok(document) = serde_json::from_str::<Value>(&answer) else { continue };

@@ -57,6 +57,7 @@ fn tile_of_block(num_m: u32, num_n: u32) -> Option<(u32, u32)> {
 /// 3. Rows of `a` and `b` are 16-byte aligned, and `k` is a multiple of 8.
 #[kernel(
     launch_bounds(T::NUM_THREADS, T::MIN_BLOCKS),
+    target(sm_80),
     overlaps,
     instances(
         E in [f16, bf16],

@@ -2,6 +2,7 @@
 
 use super::super::{AnswerFormat, AnswerReader, Piece, ReaderOptions, RequiredCalls};
 use crate::engine::Constraint;
+use crate::grammar::tests::tokens;
 use crate::text::ChatTemplate;
 use crate::{GrammarCompiler, Model};
 use rand::seq::IndexedRandom;
@@ -17,10 +18,7 @@ fn answer(model: &Model, grammar: &dyn Constraint, rng: &mut ChaCha8Rng) -> Stri
     let mut state = grammar.begin();
     let mut ids = Vec::new();
     loop {
-        let words = state.allowed().unwrap();
-        let allowed: Vec<u32> = (0..words.len() as u32 * 32)
-            .filter(|id| words[*id as usize / 32] >> (id % 32) & 1 != 0)
-            .collect();
+        let allowed = tokens(&state.allowed().unwrap());
         let end = allowed.iter().find(|id| text.stop_tokens.contains(id));
         let token = match end {
             Some(&end) if rng.random_bool(0.5) => end,

@@ -123,6 +123,7 @@ impl Rows {
 ///    x are 16-byte aligned.
 #[kernel(
     launch_bounds(MMA_THREADS, min_blocks::<F>()),
+    target(sm_80),
     overlaps,
     instances(F in BLOCKS, gemm_f16_prompt_mma_{F} = <F>)
 )]
