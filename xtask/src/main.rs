@@ -16,7 +16,6 @@ mod licenses;
 mod mission;
 mod options;
 mod picture;
-mod plots;
 mod process;
 mod programs;
 mod ptxas;
@@ -57,7 +56,6 @@ usage: cargo xtask COMMAND
   ptxas [--bless] [--all] assemble the kernels that differ from kernels.lock, or all; spills, stack, warnings and lost
                           instructions fail, and so does a difference, unless --bless records it
   picture                 make the pictures of a terminal: docs/images/terminal.svg, ptx.svg
-  plots                   make the plots of docs/performance.md from benches/record: docs/images/performance
   soak [--requests N] [--seed S]
                           send `halfwarp serve` thousands of requests, good and bad; then it has to be as it was
   random-model NAME OUT   write a model directory with random weights: ";
@@ -108,7 +106,6 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
         ["fuzz"] => fuzz()?,
         ["picture"] => picture::run()?,
-        ["plots"] => plots::run()?,
         ["kernel-crate"] => kernel_crate::run()?,
         ["mission"] => mission::run("f16")?,
         ["mission", "--dtype", dtype @ ("f16" | "fp8")] => mission::run(dtype)?,

@@ -1,6 +1,7 @@
 //! The command line: one file per command.
 
 mod bench;
+mod chart;
 mod chat;
 mod completions;
 mod doctor;
@@ -86,6 +87,9 @@ enum Command {
     /// List, print, measure, compare and check the GPU kernels.
     #[command(subcommand)]
     Ptx(ptx::Command),
+    /// Draw the plots of docs/performance.md from the rows of a directory of benches/record.
+    #[command(hide = true)]
+    Plot(plot::Args),
     /// Report GPU, CPU and models of this machine; the exit code is 1 if no model can run.
     Doctor,
     /// Print the completions of a shell.
@@ -110,6 +114,7 @@ pub fn main() -> ExitCode {
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),
+        Command::Plot(args) => plot::run(&args),
         Command::Ptx(command) => ptx::run(&command),
         Command::Doctor => doctor::run(),
         Command::Fetch(args) => fetch::run(&args),

@@ -1,366 +1,265 @@
-//! Plots of reports, as SVG and as PNG.
+//! `halfwarp plot`: the plots of docs/performance.md, from the rows of a directory of `benches/record`.
 
-use super::{failure::Failure, output_file};
-use plotters::coord::Shift;
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{FontStyle, register_font};
-use std::path::Path;
-use std::{fs, io};
+use super::chart::{Bars, Chart, Series};
+use super::{failure::Failure, output_file, terminal};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
 
-const SIZE: (u32, u32) = (960, 540);
-const FONT: &str = "sans-serif";
-/// Wong's palette, which does not depend on telling red from green, and a grey.
-const COLOURS: [RGBColor; 8] = [
-    RGBColor(0, 114, 178),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(213, 94, 0),
-    RGBColor(240, 228, 66),
-    RGBColor(120, 120, 120),
-];
+/// What a kernel that only reads reaches on an H200, in GB/s: docs/measurements/summary.md.
+const READ_GBS: f64 = 4400.0;
 
-/// Points that belong together.
-pub struct Series {
-    /// What they are, for the legend.
-    pub name: String,
-    /// `(x, y)`.
-    pub points: Vec<(f64, f64)>,
+/// Names of our kernels and their peers', and what rows call them.
+const PEERS: [(&str, &str); 3] =
+    [("halfwarp", "halfwarp"), ("cuDNN", "cudnn"), ("FlashAttention-2", "fa2")];
+
+/// Arguments of `halfwarp plot`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Directory of a GPU in benches/record
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    record: PathBuf,
+    /// Directory to write the plots to
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    out: PathBuf,
 }
 
-/// Something to draw.
-pub enum Chart {
-    /// A bar for each row and series, from 0.
-    Bars {
-        /// Over the plot.
-        title: String,
-        /// What the lengths are, with their unit.
-        axis: String,
-        /// Names of the bars of a row.
-        series: Vec<String>,
-        /// Labels, and a value of each series.
-        rows: Vec<(String, Vec<f64>)>,
-    },
-    /// Lines over a common axis.
-    Lines {
-        /// Over the plot.
-        title: String,
-        /// What x and y are, with their units.
-        axes: [String; 2],
-        /// Whether y is logarithmic; values of 0 and less are left out then.
-        log: bool,
-        /// The lines.
-        series: Vec<Series>,
-    },
-    /// Operations under the two limits of a device.
-    Roofline {
-        /// Over the plot.
-        title: String,
-        /// Bytes a second.
-        bytes_per_s: f64,
-        /// Floating-point operations a second.
-        flops_per_s: f64,
-        /// Operations a byte, and operations a second.
-        series: Vec<Series>,
-    },
-}
-
-impl Chart {
-    /// Writes `<name>.svg` and `<name>.png` into `dir`, which is made if it is not there.
-    ///
-    /// # Errors
-    /// [`Failure::Environment`] if a file cannot be written.
-    pub fn write(&self, dir: &Path, name: &str) -> Result<(), Failure> {
-        let cannot =
-            |error| Failure::Environment(format!("cannot make {}: {error}", dir.display()));
-        fs::create_dir_all(dir).map_err(cannot)?;
-        // Metrics of text come from the same font on every machine, installed or not.
-        for style in [FontStyle::Normal, FontStyle::Bold] {
-            let _ = register_font(FONT, style, dejavu::sans::regular());
-        }
-        output_file::write_whole(&dir.join(format!("{name}.svg")), |path| {
-            self.draw(&SVGBackend::new(path, SIZE).into_drawing_area())
-                .map_err(|error| error.to_string())
-        })?;
-        let (width, height) = SIZE;
-        let mut pixels = vec![0; (width * height * 3) as usize];
-        let drawn = self.draw(&BitMapBackend::with_buffer(&mut pixels, SIZE).into_drawing_area());
-        drawn.map_err(|error| Failure::Environment(format!("cannot draw {name}: {error}")))?;
-        output_file::write_whole(&dir.join(format!("{name}.png")), |path| {
-            let file = io::BufWriter::new(fs::File::create(path)?);
-            let mut encoder = png::Encoder::new(file, width, height);
-            encoder.set_color(png::ColorType::Rgb);
-            encoder.write_header()?.write_image_data(&pixels)
-        })
-    }
-
-    fn draw<B: DrawingBackend>(
-        &self,
-        area: &DrawingArea<B, Shift>,
-    ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
-        area.fill(&WHITE)?;
-        match self {
-            Chart::Bars { title, axis, series, rows } => bars(area, title, axis, series, rows)?,
-            Chart::Lines { title, axes, log, series } => lines(area, title, axes, *log, series)?,
-            Chart::Roofline { title, bytes_per_s, flops_per_s, series } => {
-                roofline(area, title, *bytes_per_s, *flops_per_s, series)?;
-            }
-        }
-        area.present()
-    }
-}
-
-fn colour(index: usize) -> RGBColor {
-    COLOURS[index % COLOURS.len()]
-}
-
-fn bars<B: DrawingBackend>(
-    area: &DrawingArea<B, Shift>,
-    title: &str,
-    axis: &str,
-    series: &[String],
-    rows: &[(String, Vec<f64>)],
-) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
-    let finite = rows.iter().flat_map(|(_, values)| values).copied().filter(|x| x.is_finite());
-    // Room for the figures after the bars, and for the legend.
-    let room = if series.len() > 1 { 1.35 } else { 1.12 };
-    let max = finite.fold(0.0, f64::max).max(f64::MIN_POSITIVE) * room;
-    let num_rows = rows.len() as f64;
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, (FONT, 20))
-        .margin(12)
-        .margin_left(8)
-        .x_label_area_size(44)
-        .y_label_area_size(190)
-        .build_cartesian_2d(0.0..max, num_rows..0.0)?;
-    chart
-        .configure_mesh()
-        .disable_y_mesh()
-        .y_labels(0)
-        .x_desc(axis)
-        .x_label_formatter(&|value| figure(*value))
-        .label_style((FONT, 14))
-        .light_line_style(TRANSPARENT)
-        .draw()?;
-    let right = (FONT, 13).into_font().color(&BLACK).pos(Pos::new(HPos::Right, VPos::Center));
-    let left = (FONT, 12).into_font().color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
-    for (row, (label, values)) in rows.iter().enumerate() {
-        let middle = chart.plotting_area().map_coordinate(&(0.0, row as f64 + 0.5));
-        let (base_x, base_y) = area.get_base_pixel();
-        let at = (middle.0 - base_x - 8, middle.1 - base_y);
-        area.draw(&Text::new(label.as_str(), at, right.clone()))?;
-        let height = 0.8 / values.len().max(1) as f64;
-        for (index, &value) in values.iter().enumerate().filter(|(_, value)| value.is_finite()) {
-            let top = row as f64 + 0.1 + height * index as f64;
-            let bar = [(0.0, top), (value, top + 0.9 * height)];
-            chart.draw_series([Rectangle::new(bar, colour(index).filled())])?;
-            let end = (value + 0.005 * max, top + 0.45 * height);
-            chart.draw_series([Text::new(figure(value), end, left.clone())])?;
-        }
-    }
-    if series.len() > 1 {
-        for (index, name) in series.iter().enumerate() {
-            // A point outside of the plot: the legend alone is of interest.
-            chart
-                .draw_series(std::iter::empty::<Rectangle<(f64, f64)>>())?
-                .label(name.as_str())
-                .legend(move |(x, y)| {
-                    Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour(index).filled())
-                });
-        }
-        legend(&mut chart, SeriesLabelPosition::LowerRight)?;
+/// Writes the plots.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    for (name, chart) in charts(&args.record)? {
+        let (path, svg) = (args.out.join(name), chart.svg()?);
+        output_file::check(&path)?;
+        output_file::write_whole(&path, |partial| fs::write(partial, svg))?;
+        terminal::note(format_args!("wrote {}", path.display()));
     }
     Ok(())
 }
 
-fn lines<B: DrawingBackend>(
-    area: &DrawingArea<B, Shift>,
-    title: &str,
-    axes: &[String; 2],
-    log: bool,
-    series: &[Series],
-) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
-    let is_drawn = |&(x, y): &(f64, f64)| x.is_finite() && y.is_finite() && (!log || y > 0.0);
-    let (x, y) = ranges(series.iter().flat_map(|s| &s.points).filter(|point| is_drawn(point)));
-    let mut builder = ChartBuilder::on(area);
-    builder.caption(title, (FONT, 20)).margin(16).x_label_area_size(44).y_label_area_size(80);
-    let drawn = |index: usize| series[index].points.iter().copied().filter(is_drawn);
-    // Both kinds of axis have types of their own.
-    macro_rules! draw {
-        ($chart:expr) => {{
-            let mut chart = $chart;
-            let [x_desc, y_desc] = axes;
-            chart
-                .configure_mesh()
-                .x_desc(x_desc)
-                .y_desc(y_desc)
-                .label_style((FONT, 14))
-                .light_line_style(TRANSPARENT)
-                .x_label_formatter(&|value| figure(*value))
-                .y_label_formatter(&|value| figure(*value))
-                .draw()?;
-            for (index, Series { name, .. }) in series.iter().enumerate() {
-                let style = colour(index).stroke_width(2);
-                chart
-                    .draw_series(LineSeries::new(drawn(index), style))?
-                    .label(name)
-                    .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
-                chart.draw_series(drawn(index).map(|at| Circle::new(at, 3, style.filled())))?;
+/// File name and chart of each plot.
+fn charts(record: &Path) -> Result<[(&'static str, Chart); 6], Failure> {
+    let rows = |name| rows(record, name);
+    let (attention, gemv) = (rows("attention_f16")?, rows("gemv_f16")?);
+    Ok([
+        ("peers.svg", peers(&rows("engines")?, &gemv, &attention)),
+        ("attention_prefill_d64.svg", attention_prefill(&attention, 32.0, 64.0)),
+        ("attention_prefill_d128.svg", attention_prefill(&attention, 16.0, 128.0)),
+        ("attention_decode.svg", attention_decode(&attention)),
+        ("gemm_one_row.svg", gemm_one_row(&gemv)),
+        ("gemm_roofline.svg", gemm_roofline(&rows("gemm_f16")?)),
+    ])
+}
+
+/// How many times as fast as a peer: whole models, and kernels in the geometric mean.
+fn peers(engines: &[Value], gemv: &[Value], attention: &[Value]) -> Chart {
+    let (mut rows, mut notes) = (Vec::new(), Vec::new());
+    for [ours, peer] in pairs(engines, &["op", "model", "batch"], &["llama.cpp"]) {
+        let (what, key, unit) = match (text(ours, "op"), number(ours, "batch")) {
+            ("prompt_model", _) => {
+                (format!("prompt of {} tokens", number(ours, "prompt")), "ms", "ms")
             }
-            legend(&mut chart, SeriesLabelPosition::UpperLeft)
-        }};
+            (_, 1.0) => ("decoding".to_owned(), "tok_per_s", "tokens/s"),
+            (_, seqs) => (format!("decoding {seqs} sequences"), "tok_per_s", "tokens/s"),
+        };
+        let (own, other) = (number(ours, key), number(peer, key));
+        let times = if key == "ms" { other / own } else { own / other };
+        rows.push((format!("{}, {what}", text(ours, "model")), vec![times]));
+        notes.push(format!("{times:.2}x: {own} {unit}, llama.cpp {other}"));
     }
-    match log {
-        true => draw!(builder.build_cartesian_2d(x.0..x.1, (y.0 / 2.0..y.1 * 2.0).log_scale())?),
-        false => draw!(builder.build_cartesian_2d(x.0..x.1, y.0.min(0.0)..y.1 * 1.08)?),
+    let shape =
+        ["op", "batch", "num_heads", "num_kv_heads", "seq_len", "kv_len", "head_dim", "causal"];
+    let attention = (attention, &shape[..], &["cudnn", "fa2"][..]);
+    let gemv = (gemv, &["op", "m", "n", "k"][..], &["cublas"][..]);
+    let faster = "the faster of cuDNN and FlashAttention-2";
+    for (op, what, peer, (records, keys, peers)) in [
+        ("gemm", "GEMM of one row", "cuBLAS", gemv),
+        ("attention_prefill", "Attention, prompts", faster, attention),
+        ("attention_decode", "Attention, decoding", faster, attention),
+    ] {
+        let pairs = pairs(records, keys, peers).into_iter();
+        let pairs = pairs.filter(|[ours, _]| text(ours, "op") == op);
+        let times: Vec<f64> =
+            pairs.map(|[ours, peer]| number(peer, "us") / number(ours, "us")).collect();
+        let mean = geometric_mean(&times);
+        let least = times.iter().copied().fold(f64::MAX, f64::min);
+        let most = times.iter().copied().fold(0.0, f64::max);
+        rows.push((format!("{what}, {} shapes", times.len()), vec![mean]));
+        notes.push(format!("{mean:.2}x {peer}, {least:.2}x to {most:.2}x"));
     }
+    Chart::Bars(Bars {
+        title: "halfwarp beside its peers, f16, NVIDIA H200".to_owned(),
+        axis: "speed, in multiples of the peer's; kernels in the geometric mean".to_owned(),
+        rows,
+        notes,
+        mark: Some(1.0),
+        ..Bars::default()
+    })
 }
 
-fn roofline<B: DrawingBackend>(
-    area: &DrawingArea<B, Shift>,
-    title: &str,
-    bytes_per_s: f64,
-    flops_per_s: f64,
-    series: &[Series],
-) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
-    let ridge = flops_per_s / bytes_per_s;
-    let is_drawn = |&(x, y): &(f64, f64)| x > 0.0 && y > 0.0 && x.is_finite() && y.is_finite();
-    let points = series.iter().flat_map(|series| &series.points).filter(|point| is_drawn(point));
-    let (x, y) = ranges(points.chain([&(ridge, flops_per_s)]));
-    let (first, last) = (x.0 / 3.0, x.1 * 5.0);
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, (FONT, 20))
-        .margin(16)
-        .x_label_area_size(44)
-        .y_label_area_size(80)
-        .build_cartesian_2d((first..last).log_scale(), (y.0 / 3.0..y.1 * 4.0).log_scale())?;
-    chart
-        .configure_mesh()
-        .x_desc("floating-point operations a byte")
-        .y_desc("operations a second")
-        .label_style((FONT, 14))
-        .light_line_style(TRANSPARENT)
-        .x_label_formatter(&|value| figure(*value))
-        .y_label_formatter(&|value| figure(*value))
-        .draw()?;
-    let roof = [first, ridge, last].map(|x| (x, (x * bytes_per_s).min(flops_per_s)));
-    let limits = format!("{}B/s, {}FLOP/s", figure(bytes_per_s), figure(flops_per_s));
-    chart
-        .draw_series(LineSeries::new(roof, BLACK.stroke_width(2)))?
-        .label(limits)
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], BLACK.stroke_width(2)));
-    for (index, Series { name, points }) in series.iter().enumerate() {
-        let style = colour(index).filled();
-        let circles = points.iter().copied().filter(is_drawn);
-        chart
-            .draw_series(circles.map(|at| Circle::new(at, 5, style)))?
-            .label(name.as_str())
-            .legend(move |(x, y)| Circle::new((x + 9, y), 5, style));
-    }
-    legend(&mut chart, SeriesLabelPosition::LowerRight)
-}
-
-fn legend<'a, B: DrawingBackend + 'a, C: CoordTranslate>(
-    chart: &mut ChartContext<'a, B, C>,
-    position: SeriesLabelPosition,
-) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
-    chart
-        .configure_series_labels()
-        .position(position)
-        .label_font((FONT, 13))
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.3))
-        .draw()
-}
-
-/// The least and the largest of x and of y; 0 to 1 of no points.
-fn ranges<'a>(points: impl Iterator<Item = &'a (f64, f64)>) -> ((f64, f64), (f64, f64)) {
-    let (mut x, mut y) = ((f64::INFINITY, f64::NEG_INFINITY), (f64::INFINITY, f64::NEG_INFINITY));
-    for point in points {
-        x = (x.0.min(point.0), x.1.max(point.0));
-        y = (y.0.min(point.1), y.1.max(point.1));
-    }
-    if x.0 > x.1 { ((0.0, 1.0), (0.0, 1.0)) } else { (x, y) }
-}
-
-/// Three significant digits, with a prefix of thousands: `4.32T`, `12.5`, `3e-6`.
-fn figure(value: f64) -> String {
-    const PREFIXES: [(f64, &str); 5] = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")];
-    if value == 0.0 {
-        return "0".to_owned();
-    }
-    let found = PREFIXES.into_iter().find(|(scale, _)| value.abs() >= 0.9995 * scale);
-    let (scaled, prefix) = match found {
-        Some((scale, prefix)) => (value / scale, prefix),
-        None if value.abs() < 1e-3 => return format!("{value:.0e}"),
-        None => (value, ""),
+fn attention_prefill(rows: &[Value], num_heads: f64, head_dim: f64) -> Chart {
+    let is_shown = |row: &&Value| {
+        let sizes = ["num_heads", "num_kv_heads", "head_dim"].map(|key| number(row, key));
+        text(row, "op") == "attention_prefill"
+            && row["causal"] == true
+            && sizes == [num_heads, num_heads, head_dim]
     };
-    let digits = 2 - scaled.abs().max(1e-3).log10().floor() as i32;
-    let text = format!("{scaled:.*}", digits.clamp(0, 5) as usize);
-    let text = match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.'),
-        false => &text,
-    };
-    format!("{text}{prefix}")
+    let series = PEERS.map(|(name, of)| {
+        let rows = rows.iter().filter(is_shown).filter(|row| text(row, "impl") == of);
+        let points = rows.map(|row| {
+            let len = number(row, "seq_len");
+            // Half of the pairs of positions.
+            let flops = 2.0 * number(row, "batch") * num_heads * head_dim * len * len;
+            (len, flops / number(row, "us") / 1e6)
+        });
+        Series { name: name.to_owned(), points: points.collect() }
+    });
+    Chart::Lines {
+        title: format!("Causal attention of 16,384 tokens, f16, {num_heads} heads of {head_dim}"),
+        axes: ["tokens of a prompt", "TFLOP/s"].map(str::to_owned),
+        log: [true, false],
+        series: series.into(),
+    }
+}
+
+fn attention_decode(rows: &[Value]) -> Chart {
+    let mut bars: Vec<(String, Vec<f64>)> = Vec::new();
+    for row in rows.iter().filter(|row| text(row, "op") == "attention_decode") {
+        let keys = ["batch", "kv_len", "num_heads", "num_kv_heads", "head_dim"];
+        let [batch, kv_len, num_heads, num_kv_heads, head_dim] = keys.map(|key| number(row, key));
+        let gbs = 4.0 * batch * kv_len * num_kv_heads * head_dim / number(row, "us") / 1e3;
+        let label = format!("{batch} x {kv_len}, {num_heads} / {num_kv_heads} heads of {head_dim}");
+        match bars.last_mut().filter(|(last, _)| *last == label) {
+            Some((_, values)) => values.push(gbs),
+            None => bars.push((label, vec![gbs])),
+        }
+    }
+    Chart::Bars(Bars {
+        title: "Attention of one new token, f16: sequences x positions, query / KV heads".into(),
+        axis: "GB/s of keys and values; the line is a plain read".to_owned(),
+        series: PEERS.map(|(name, _)| name.to_owned()).into(),
+        rows: bars,
+        mark: Some(READ_GBS),
+        ..Bars::default()
+    })
+}
+
+fn gemm_one_row(rows: &[Value]) -> Chart {
+    let mut series =
+        Vec::from([("halfwarp", "halfwarp"), ("cuBLAS", "cublas")].map(|(name, of)| {
+            let rows = rows.iter().filter(|row| text(row, "impl") == of);
+            let megabytes = |row| 2.0 * number(row, "n") * number(row, "k") / 1e6;
+            let mut points: Vec<_> = rows.map(|row| (megabytes(row), number(row, "gbs"))).collect();
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            Series { name: name.to_owned(), points }
+        }));
+    let read = series[0].points.iter().map(|&(megabytes, _)| (megabytes, READ_GBS)).collect();
+    series.push(Series { name: "a plain read".to_owned(), points: read });
+    Chart::Lines {
+        title: "A linear layer of one token, f16".to_owned(),
+        axes: ["MB of weights", "GB/s"].map(str::to_owned),
+        log: [true, false],
+        series,
+    }
+}
+
+fn gemm_roofline(rows: &[Value]) -> Chart {
+    let most_tflops = rows.iter().map(|row| number(row, "tflops")).fold(1.0, f64::max);
+    let kinds = [(1.0, 1.0), (8.0, 8.0), (32.0, 32.0), (512.0, 512.0), (1000.0, 8192.0)];
+    let series = kinds.map(|(least, most)| {
+        let rows = rows.iter().filter(|row| (least..=most).contains(&number(row, "m")));
+        let points = rows.map(|row| {
+            let tflops = number(row, "tflops");
+            (1e3 * tflops / number(row, "gbs"), 1e12 * tflops)
+        });
+        let to = if least == most { String::new() } else { format!(" to {most}") };
+        Series { name: format!("m = {least}{to}"), points: points.collect() }
+    });
+    Chart::Roofline {
+        title: "Linear layers, f16, by rows m".to_owned(),
+        bytes_per_s: 1e9 * READ_GBS,
+        flops_per_s: 1e12 * most_tflops,
+        series: series.into(),
+    }
+}
+
+/// The rows of one file.
+fn rows(record: &Path, name: &str) -> Result<Vec<Value>, Failure> {
+    let path = record.join(format!("{name}.jsonl"));
+    let fault =
+        |error: &dyn std::fmt::Display| Failure::Input(format!("{}: {error}", path.display()));
+    let text = fs::read_to_string(&path).map_err(|error| fault(&error))?;
+    let rows = text.lines().map(|line| serde_json::from_str(line).map_err(|error| fault(&error)));
+    rows.collect()
+}
+
+/// The number at `key`; NaN if there is none, which no chart shows.
+fn number(row: &Value, key: &str) -> f64 {
+    row[key].as_f64().unwrap_or(f64::NAN)
+}
+
+/// The text at `key`, or nothing.
+fn text<'a>(row: &'a Value, key: &str) -> &'a str {
+    row[key].as_str().unwrap_or_default()
+}
+
+/// Each row of halfwarp beside the fastest of `peers` that has the same `keys`; one without a peer is left out.
+fn pairs<'a>(rows: &'a [Value], keys: &[&str], peers: &[&str]) -> Vec<[&'a Value; 2]> {
+    let ours = rows.iter().filter(|row| text(row, "impl") == "halfwarp");
+    let pairs = ours.filter_map(|ours| {
+        let is_peer = |row: &&Value| {
+            peers.contains(&text(row, "impl")) && keys.iter().all(|&key| row[key] == ours[key])
+        };
+        let time = |row: &Value| number(row, "us");
+        let fastest = rows.iter().filter(is_peer).min_by(|a, b| time(a).total_cmp(&time(b)))?;
+        Some([ours, fastest])
+    });
+    pairs.collect()
+}
+
+/// The geometric mean of positive numbers.
+fn geometric_mean(values: &[f64]) -> f64 {
+    (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    const RECORD: &str = "../benches/record/nvidia-h200";
+    const PLOTS: &str = "../docs/images/performance";
 
     #[test]
-    fn figures_have_three_digits_and_a_prefix() {
-        let cases = [
-            (0.0, "0"),
-            (1.0, "1"),
-            (12.34, "12.3"),
-            (999.9, "1k"),
-            (4.321e12, "4.32T"),
-            (250_000.0, "250k"),
-            (0.0123, "0.0123"),
-            (3e-6, "3e-6"),
-        ];
-        for (value, expected) in cases {
-            assert_eq!(figure(value), expected);
+    fn the_plots_are_those_of_the_records() {
+        for ((name, chart), texts) in charts(RECORD.as_ref()).unwrap().into_iter().zip([
+            ["2.50x: 1955 tokens/s, llama.cpp 782", "31 shapes", "cuBLAS"],
+            ["TFLOP/s", "tokens of a prompt", "FlashAttention-2"],
+            ["TFLOP/s", "16 heads of 128", "FlashAttention-2"],
+            ["GB/s of keys", "64 x 2048, 14 / 2 heads", "cuDNN"],
+            ["MB of weights", "a plain read", "cuBLAS"],
+            ["m = 512", "operations a byte", "685T"],
+        ]) {
+            let svg = chart.svg().unwrap();
+            let committed = fs::read_to_string(Path::new(PLOTS).join(name)).unwrap_or_default();
+            assert!(committed == svg, "{name}: run the command of docs/performance.md");
+            assert!(svg.len() < 60_000, "{name}: {} bytes", svg.len());
+            for text in texts {
+                assert!(svg.contains(text), "{name} has no {text:?}");
+            }
         }
     }
 
     #[test]
-    fn every_chart_is_drawn_twice_with_its_texts() {
-        let series = || vec![Series { name: "first".into(), points: vec![(1.0, 2.0), (3.0, 8.0)] }];
-        let axes = || ["layer".to_owned(), "error".to_owned()];
-        let charts = [
-            Chart::Bars {
-                title: "Title".into(),
-                axis: "GB/s".into(),
-                series: vec!["first".into(), "second".into()],
-                rows: vec![("qkv".into(), vec![1.5, f64::NAN]), ("down".into(), vec![0.0, 3.0])],
-            },
-            Chart::Lines { title: "Title".into(), axes: axes(), log: false, series: series() },
-            Chart::Lines { title: "Title".into(), axes: axes(), log: true, series: series() },
-            Chart::Roofline {
-                title: "Title".into(),
-                bytes_per_s: 4e12,
-                flops_per_s: 7e14,
-                series: series(),
-            },
+    fn a_row_is_beside_the_fastest_peer_of_its_shape() {
+        let row = |name: &str, n: u32, us: f64| json!({"impl": name, "n": n, "us": us});
+        let rows = [
+            row("halfwarp", 1, 2.0),
+            row("a", 1, 5.0),
+            row("b", 1, 4.0),
+            row("c", 1, 1.0),
+            row("a", 2, 3.0),
+            row("halfwarp", 3, 1.0),
         ];
-        for (index, chart) in charts.iter().enumerate() {
-            let dir = tempfile::tempdir().unwrap();
-            chart.write(&dir.path().join("plots"), "chart").unwrap();
-            let svg = fs::read_to_string(dir.path().join("plots/chart.svg")).unwrap();
-            for text in ["Title", "first"] {
-                assert!(svg.contains(text), "chart {index} has no {text}");
-            }
-            let file = fs::File::open(dir.path().join("plots/chart.png")).unwrap();
-            let mut png = png::Decoder::new(io::BufReader::new(file)).read_info().unwrap();
-            let mut pixels = vec![0; png.output_buffer_size().unwrap()];
-            let frame = png.next_frame(&mut pixels).unwrap();
-            assert_eq!((frame.width, frame.height), SIZE);
-            let inked = pixels.chunks(3).filter(|pixel| *pixel != [255; 3]).count();
-            assert!(inked > 1000, "chart {index} has {inked} pixels");
-        }
+        assert_eq!(pairs(&rows, &["n"], &["a", "b"]), [[&rows[0], &rows[2]]]);
+        assert!((geometric_mean(&[1.0, 4.0]) - 2.0).abs() < 1e-12);
     }
 }

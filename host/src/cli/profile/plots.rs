@@ -1,8 +1,8 @@
 //! Plots of a profile.
 
 use super::tables;
+use crate::cli::chart::{Bars, Chart, Series};
 use crate::cli::failure::Failure;
-use crate::cli::plot::{Chart, Series};
 use halfwarp::profile::{OpSum, Profile, Rated, StepProfile};
 use std::path::Path;
 
@@ -58,12 +58,13 @@ fn roofline(profile: &Profile, step: &StepProfile) -> Chart {
 fn bandwidth(profile: &Profile, step: &StepProfile) -> Chart {
     let limit = profile.roofline.bytes_per_s / 1e9;
     let rows = drawn(step).into_iter().map(|sum| (tables::label(&sum), vec![sum.gb_per_s()]));
-    Chart::Bars {
+    Chart::Bars(Bars {
         title: title(profile, step, "Bandwidth"),
         axis: format!("GB/s of the plan's bytes; the device has {limit:.0}"),
         series: vec![profile.dtype.clone()],
         rows: rows.collect(),
-    }
+        ..Bars::default()
+    })
 }
 
 fn layers(profile: &Profile, step: &StepProfile) -> Chart {
@@ -72,7 +73,7 @@ fn layers(profile: &Profile, step: &StepProfile) -> Chart {
     Chart::Lines {
         title: title(profile, step, "Time by layer"),
         axes: ["layer".to_owned(), "us".to_owned()],
-        log: false,
+        log: [false, false],
         series: vec![Series { name: profile.dtype.clone(), points }],
     }
 }
@@ -84,10 +85,11 @@ fn comparison(profiles: [&Profile; 2], steps: [&StepProfile; 2]) -> Chart {
         let other = second.iter().find(|(other, _)| *other == subject);
         (subject, vec![us, other.map_or(f64::NAN, |(_, us)| *us)])
     });
-    Chart::Bars {
+    Chart::Bars(Bars {
         title: format!("{}: {} on {}", steps[0].name, profiles[0].model, profiles[0].device),
         axis: "us, all layers".to_owned(),
         series: profiles.map(|profile| profile.dtype.clone()).to_vec(),
         rows: rows.collect(),
-    }
+        ..Bars::default()
+    })
 }

@@ -1,7 +1,7 @@
 //! The plots of a validation.
 
+use crate::cli::chart::{Bars, Chart, Series};
 use crate::cli::failure::Failure;
-use crate::cli::plot::{Chart, Series};
 use halfwarp::validate::layers::{Difference, largest};
 use halfwarp::validate::{Plot, Report, Run};
 use std::path::Path;
@@ -39,12 +39,13 @@ fn shares(report: &Report) -> Chart {
         let share = 100.0 * part(of_candidate)? / part(of_reference)?;
         Some((name.to_owned(), vec![share]))
     });
-    Chart::Bars {
+    Chart::Bars(Bars {
         title: format!("Time and memory: {candidate} as a share of {reference}"),
         axis: "%".to_owned(),
         series: vec![candidate],
         rows: rows.collect(),
-    }
+        ..Bars::default()
+    })
 }
 
 /// Points of the values that `is_of_interest`: of each layer the largest `part`.
@@ -84,7 +85,7 @@ fn magnitudes(report: &Report) -> Chart {
         series.push(Series { name: format!("the largest {candidate}"), points: layers });
     }
     let axes = ["layer".to_owned(), "largest absolute value".to_owned()];
-    Chart::Lines { title: "Largest values by layer".to_owned(), axes, log: true, series }
+    Chart::Lines { title: "Largest values by layer".to_owned(), axes, log: [false, true], series }
 }
 
 fn errors(report: &Report) -> Chart {
@@ -100,7 +101,7 @@ fn errors(report: &Report) -> Chart {
     Chart::Lines {
         title: format!("Errors by layer: {candidate} beside {reference}"),
         axes: ["layer".to_owned(), "relative error".to_owned()],
-        log: true,
+        log: [false, true],
         series: vec![line("residual stream", true), line("the least exact other value", false)],
     }
 }
@@ -124,7 +125,7 @@ fn logits(report: &Report) -> Chart {
             "Errors of the logits, position by position: {candidate} beside {reference}"
         ),
         axes: ["% of the positions, from the least error".to_owned(), "error".to_owned()],
-        log: true,
+        log: [false, true],
         series: vec![
             sorted("relative error of the logits", |at| at.error()),
             sorted("largest difference of a probability", |at| at.max_probability),
