@@ -3,13 +3,14 @@
 
 use crate::{process, server::Server, setup};
 use anyhow::{Result, ensure};
-use std::{fs, path::Path, path::PathBuf, process::Command};
+use std::{ffi::OsString, fs, path::Path, path::PathBuf, process::Command};
 
 /// In the repository: a script for each client, and the packages that they need.
 const SCRIPTS: &str = "tests/clients";
 const CLIENTS: [&str; 4] =
     ["openai_python.py", "anthropic_python.py", "langchain_chat.py", "lm_eval_task.py"];
 const AGENTS: &str = "coding_agents.py";
+const JSON_SCHEMA: &str = "json_schema.py";
 const REQUIREMENTS: &str = "requirements.txt";
 const PACKAGES: &str = "package.json";
 /// The agents' model: the first layer of the default one, as their prompts are long.
@@ -43,6 +44,18 @@ pub fn run() -> Result<()> {
     let mut agents = script(AGENTS);
     agents.args([&*server.url, "scripted"]).args(node_modules(&scripts)?);
     process::show(&mut agents)
+}
+
+/// Asks the default model on the CPU for JSON of schemas: each answer has to parse and validate. `args` go to the script.
+///
+/// # Errors
+/// The first answers that are not of their schema.
+pub fn json_schema(args: &[OsString]) -> Result<()> {
+    setup::run()?;
+    let mut script = Command::new(python()?);
+    let server = Server::start(&["-c", "2048", "--log-level", "off"])?;
+    script.arg("-B").arg(process::repository().join(SCRIPTS).join(JSON_SCHEMA));
+    process::show(script.arg(&server.url).args(args))
 }
 
 /// Where npm has installed the agents that it has, in the cache; none without npm.

@@ -10,7 +10,6 @@ mod emulate;
 mod http;
 #[cfg(test)]
 mod imports;
-mod json_schema;
 mod kernel_crate;
 mod licenses;
 mod mission;
@@ -117,10 +116,7 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             Some(options) => ptxas::run(options)?,
             None => return Ok(usage()),
         },
-        ["json-schema", ref rest @ ..] => match Options::parse(rest, 1000) {
-            Some(options) => json_schema::run(options)?,
-            None => return Ok(usage()),
-        },
+        ["json-schema", ..] => clients::json_schema(&args[1..])?,
         ["soak", ref rest @ ..] => match Options::parse(rest, 10_000) {
             Some(options) => soak::run(options)?,
             None => return Ok(usage()),
