@@ -3,7 +3,7 @@
 //!
 //! `cargo bench --bench long_context`, on the first GPU, of the model that
 //! `$HALFWARP_LONG_CONTEXT_MODEL` names: such as the file of
-//! `cargo xtask random-model llama-2-7b-q4_k DIR`. Each sample fills the cache anew, as
+//! `halfwarp random-model llama-2-7b DIR --type q4_k_m`. Each sample fills the cache anew, as
 //! `halfwarp bench long-context` does; its time is the median of 32 tokens. Throughput is tokens.
 
 use criterion::{Criterion, Throughput};

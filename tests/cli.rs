@@ -23,6 +23,8 @@ mod profile;
 mod ptx;
 #[path = "cli/quantize.rs"]
 mod quantize;
+#[path = "cli/random_model.rs"]
+mod random_model;
 #[path = "cli/support.rs"]
 mod support;
 #[path = "cli/validate.rs"]

@@ -2,7 +2,7 @@
 
 use crate::{clients, process, setup};
 use anyhow::{Result, ensure};
-use std::{env, ffi::OsString, path::Path, process::Command};
+use std::{ffi::OsString, path::Path, process::Command};
 
 /// In the repository: the tests, for Python's `unittest`.
 const TESTS: &str = "tests/browser";
@@ -24,12 +24,11 @@ pub fn run(args: &[OsString]) -> Result<()> {
     }
     setup::run()?;
     let python = clients::python()?;
-    process::show(process::cargo()?.args(["build", "--package", "halfwarp"]))?;
-    let target = process::target_dir()?;
-    let halfwarp = target.join("debug").join(format!("halfwarp{}", env::consts::EXE_SUFFIX));
+    let halfwarp = process::halfwarp(&[])?;
+    let screenshots = process::target_dir()?.join(SCREENSHOTS);
     let mut tests = Command::new(python);
     tests.current_dir(process::repository().join(TESTS)).args(["-B", "-m", "unittest", "-v"]);
-    tests.args(args).env("HALFWARP", halfwarp).env("SCREENSHOTS", target.join(SCREENSHOTS));
+    tests.args(args).env("HALFWARP", halfwarp.get_program()).env("SCREENSHOTS", screenshots);
     tests.env("HALFWARP_CACHE", process::cache_dir()?).env_remove("HALFWARP_API_KEY");
     process::show(&mut tests)
 }

@@ -19,7 +19,6 @@ mod process;
 mod programs;
 mod ptxas;
 mod random;
-mod random_model;
 mod server;
 mod setup;
 mod soak;
@@ -56,8 +55,7 @@ usage: cargo xtask COMMAND
                           instructions fail, and so does a difference, unless --bless records it
   picture                 make the pictures of a terminal: docs/images/terminal.svg, ptx.svg
   soak [--requests N] [--seed S]
-                          send `halfwarp serve` thousands of requests, good and bad; then it has to be as it was
-  random-model NAME OUT   write a model directory with random weights: ";
+                          send `halfwarp serve` thousands of requests, good and bad; then it has to be as it was";
 
 fn main() -> ExitCode {
     process::note_interrupts();
@@ -121,7 +119,6 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             Some(options) => soak::run(options)?,
             None => return Ok(usage()),
         },
-        ["random-model", name, _] => random_model::run(name, args[2].as_ref())?,
         _ => return Ok(usage()),
     }
     Ok(ExitCode::SUCCESS)
@@ -129,7 +126,7 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
 
 /// What is possible, for what is not.
 fn usage() -> ExitCode {
-    eprintln!("{USAGE}{}", random_model::names());
+    eprintln!("{USAGE}");
     ExitCode::from(2)
 }
 
@@ -138,19 +135,13 @@ fn demo() -> Result<()> {
     const GENERATE: [&str; 6] =
         ["generate", "--chat", "-n", "200", "-p", "In two sentences: why is the sky blue?"];
     setup::run()?;
-    process::show(process::cargo()?.args(["build", "--release", "--package", "halfwarp"]))?;
-    eprintln!("\n$ halfwarp {}", GENERATE.map(quoted).join(" "));
-    let run = ["run", "--quiet", "--release", "--package", "halfwarp", "--bin", "halfwarp", "--"];
-    process::show(process::cargo()?.args(run).args(GENERATE))
+    let mut halfwarp = process::halfwarp(&["--release"])?;
+    eprintln!("\n$ {}", process::shell_line("halfwarp", &GENERATE));
+    process::show(halfwarp.args(GENERATE))
 }
 
 /// Fuzz targets, and with them the library without its other features, under clippy.
 fn fuzz() -> Result<()> {
     let mut clippy = process::guest_cargo(&process::repository().join("fuzz"), "clippy")?;
     process::show(clippy.args(["--bins", "--", "-D", "warnings"]))
-}
-
-/// A word as one would type it.
-fn quoted(word: &str) -> String {
-    if word.contains(' ') { format!("{word:?}") } else { word.to_owned() }
 }

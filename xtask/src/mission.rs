@@ -5,12 +5,10 @@
 //! runs, as on a GPU machine without Rust.
 
 use crate::process;
-use crate::ptxas::tools;
-use crate::setup;
 use anyhow::{Context, Result};
 use std::{
     env,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
 };
 
@@ -26,14 +24,15 @@ const TARGET: &str = "sm_90a";
 /// Times PyTorch's backends.
 const PEERS: &str = include_str!("mission/peers.py");
 
-/// Builds, verifies, times, and prints what the assembler and the peers say, where they are. `dtype` is f16 or fp8.
+/// Builds, verifies, times, and prints what `halfwarp ptx stats` and the peers say, where they are. `dtype` is f16 or fp8.
 pub fn run(dtype: &str) -> Result<()> {
     let halfwarp = halfwarp()?;
     process::show(Command::new(&halfwarp).args(["bench", "mission", "--dtype", dtype]))?;
     let kernels = if dtype == "fp8" { FP8_KERNELS } else { F16_KERNELS };
-    if let Err(error) = assemble(&halfwarp, kernels) {
-        eprintln!("ptxas: {error:#}");
-    }
+    // Registers, spills and instructions, by NVIDIA's assembler if it is there.
+    process::show(
+        Command::new(&halfwarp).args(["ptx", "stats", "--target", TARGET]).args(kernels),
+    )?;
     if dtype == "f16" {
         // Its own words say why there are none.
         let _ = Command::new("python3").args(["-c", PEERS]).stdin(Stdio::null()).status();
@@ -43,8 +42,8 @@ pub fn run(dtype: &str) -> Result<()> {
 
 /// The program `halfwarp`: built where cargo started this program, else the one beside it.
 fn halfwarp() -> Result<PathBuf> {
-    let name = format!("halfwarp{}", env::consts::EXE_SUFFIX);
     if env::var_os("CARGO").is_none() {
+        let name = format!("halfwarp{}", env::consts::EXE_SUFFIX);
         let own = env::current_exe()?;
         let places = [own.with_file_name(&name), own.with_file_name("../release").join(&name)];
         let found = places.into_iter().find(|path| path.exists());
@@ -52,35 +51,5 @@ fn halfwarp() -> Result<PathBuf> {
             .with_context(|| format!("no {name} beside {}: use `cargo xtask`", own.display()));
     }
     // Where there is no GPU, the emulator verifies.
-    let build = ["build", "--release", "--package", "halfwarp", "--features", "emulator"];
-    process::show(process::cargo()?.args(build))?;
-    Ok(process::target_dir()?.join("release").join(name))
-}
-
-/// Prints registers, spills and warnings of the kernels, as NVIDIA's assembler reports them, if it is in the cache.
-fn assemble(halfwarp: &Path, kernels: &[&str]) -> Result<()> {
-    let cache = setup::open_cache()?;
-    let Some(ptxas) = tools::cached_ptxas(&cache) else { return Ok(()) };
-    let work = cache.work_dir()?;
-    for kernel in kernels {
-        let shown = process::capture(
-            Command::new(halfwarp).args(["ptx", "show", kernel, "--target", TARGET]),
-        )?;
-        let path = work.path().join(format!("{kernel}.ptx"));
-        std::fs::write(&path, shown.stdout).context("the PTX")?;
-        let mut assemble = Command::new(&ptxas);
-        assemble
-            .args(["-v", "-arch", TARGET])
-            .arg(&path)
-            .arg("-o")
-            .arg(path.with_extension("cubin"));
-        let report = process::capture(&mut assemble)?.stderr;
-        for line in report
-            .lines()
-            .filter(|line| ["registers", "spill", "C75"].iter().any(|word| line.contains(word)))
-        {
-            println!("{kernel}: {}", line.trim_start_matches("ptxas info    :").trim());
-        }
-    }
-    Ok(())
+    Ok(process::halfwarp(&["--release", "--features", "emulator"])?.get_program().into())
 }

@@ -62,14 +62,13 @@ enum Line {
 /// # Errors
 /// If a command fails or a file cannot be written.
 pub fn run() -> Result<()> {
-    process::show(process::cargo()?.args(["build", "--release", "--package", "halfwarp"]))?;
     for Picture { file, columns, commands } in PICTURES {
         let mut lines = Vec::new();
         for words in commands {
             if !lines.is_empty() {
                 lines.push(Line::Output(String::new()));
             }
-            lines.push(Line::Prompt(shell_line(words)));
+            lines.push(Line::Prompt(process::shell_line("halfwarp", words)));
             lines.extend(output(words, columns)?);
         }
         let path = process::repository().join("docs/images").join(file);
@@ -81,22 +80,13 @@ pub fn run() -> Result<()> {
 
 /// What a command prints, up to `MAX_LINES`.
 fn output(words: &[&str], columns: usize) -> Result<Vec<Line>> {
-    let run = ["run", "--quiet", "--release", "--package", "halfwarp", "--bin", "halfwarp", "--"];
-    let printed = process::capture(process::cargo()?.args(run).args(words))?;
+    let printed = process::capture(process::halfwarp(&["--release"])?.args(words))?;
     let text = printed.stdout + &printed.stderr;
     let wrapped: Vec<String> = text.lines().flat_map(|line| wrap(line, columns)).collect();
     let is_cut = wrapped.len() > MAX_LINES;
     let mut lines: Vec<_> = wrapped.into_iter().take(MAX_LINES).map(Line::Output).collect();
     lines.extend(is_cut.then(|| Line::Output("...".to_owned())));
     Ok(lines)
-}
-
-/// The command as one types it.
-fn shell_line(words: &[&str]) -> String {
-    let quoted = |word: &&str| {
-        if word.contains(' ') { format!("\"{word}\"") } else { (*word).to_owned() }
-    };
-    format!("halfwarp {}", words.iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
 /// `line` in lines of at most `columns` characters, broken at spaces.

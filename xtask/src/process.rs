@@ -54,6 +54,27 @@ pub fn cargo() -> Result<Command> {
     Ok(cargo)
 }
 
+/// Builds the program `halfwarp` with these options of cargo; returns a command of it.
+///
+/// # Errors
+/// If it cannot be built, or there is no place for the cache.
+pub fn halfwarp(options: &[&str]) -> Result<Command> {
+    show(cargo()?.args(["build", "--package", "halfwarp"]).args(options))?;
+    let profile = if options.contains(&"--release") { "release" } else { "debug" };
+    let name = format!("halfwarp{}", env::consts::EXE_SUFFIX);
+    let mut halfwarp = Command::new(target_dir()?.join(profile).join(name));
+    halfwarp.env("HALFWARP_CACHE", cache_dir()?).env_remove("HALFWARP_API_KEY");
+    Ok(halfwarp)
+}
+
+/// A command as one types it.
+pub fn shell_line(program: &str, words: &[&str]) -> String {
+    let quoted = |word: &&str| {
+        if word.contains(' ') { format!("{word:?}") } else { (*word).to_owned() }
+    };
+    [program.to_owned()].into_iter().chain(words.iter().map(quoted)).collect::<Vec<_>>().join(" ")
+}
+
 /// A command of cargo in `dir`, a workspace of its own, with the target directory and the profile of this one: dependencies
 /// that the tests have built serve there too.
 ///

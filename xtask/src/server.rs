@@ -3,10 +3,11 @@
 use crate::{http, process};
 use anyhow::{Context, Result, bail, ensure};
 use std::{
-    env,
     ffi::OsStr,
+    fs,
     io::{BufRead, BufReader},
-    process::{Child, Command, ExitStatus, Stdio},
+    path::Path,
+    process::{Child, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -31,11 +32,8 @@ impl Server {
     /// # Errors
     /// If it cannot be built or ends.
     pub fn start<A: AsRef<OsStr>>(args: &[A]) -> Result<Self> {
-        process::show(process::cargo()?.args(["build", "--package", "halfwarp"]))?;
-        let name = format!("halfwarp{}", env::consts::EXE_SUFFIX);
-        let mut serve = Command::new(process::target_dir()?.join("debug").join(name));
+        let mut serve = process::halfwarp(&[])?;
         serve.args(["serve", "--device", "cpu", "--port", "0"]).args(args);
-        serve.env("HALFWARP_CACHE", process::cache_dir()?).env_remove("HALFWARP_API_KEY");
         let child = serve.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
         let child = child.context("cannot start halfwarp")?;
         let mut server = Server { child, url: String::new(), log: Arc::default() };
@@ -143,6 +141,23 @@ impl Server {
         }
         Ok(values)
     }
+}
+
+/// Writes a tiny model with random weights to `dir`: what it says means nothing, and costs next to nothing. Its chat
+/// template is that of a model of the fixtures.
+///
+/// # Errors
+/// If `halfwarp` cannot be built, or a file not written.
+pub fn make_tiny_model(dir: &Path, template: &str) -> Result<()> {
+    process::show(process::halfwarp(&[])?.args(["random-model", "tiny"]).arg(dir))?;
+    let template = format!("templates/{template}.jinja");
+    for (from, to) in
+        [("byte_level/tokenizer.json", "tokenizer.json"), (&template, "chat_template.jinja")]
+    {
+        let from = process::repository().join("tests/fixtures/text").join(from);
+        fs::copy(&from, dir.join(to)).with_context(|| from.display().to_string())?;
+    }
+    Ok(())
 }
 
 impl Drop for Server {

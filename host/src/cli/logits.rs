@@ -1,8 +1,7 @@
 //! `halfwarp logits`.
 
 use super::{failure::Failure, model::EngineArgs, output_file, prompt::PromptArgs, terminal};
-use halfwarp::Request;
-use serde_json::json;
+use halfwarp::{Request, weights::safetensors};
 use std::{
     fs::File,
     io::{self, Write},
@@ -54,21 +53,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 fn write(path: &Path, input_ids: &[u32], logits: &[f32]) -> io::Result<()> {
     let num_tokens = input_ids.len();
-    let (ids_end, logits_end) = (4 * num_tokens, 4 * (num_tokens + logits.len()));
-    let header = json!({
-        "input_ids": {"dtype": "I32", "shape": [num_tokens], "data_offsets": [0, ids_end]},
-        "logits": {
-            "dtype": "F32",
-            "shape": [num_tokens, logits.len() / num_tokens],
-            "data_offsets": [ids_end, logits_end],
-        },
-    })
-    .to_string();
-    // Padded with spaces, so that the data is aligned in a mapped file.
-    let len = header.len().next_multiple_of(8);
+    let logits_shape = [num_tokens, logits.len() / num_tokens];
     let mut file = File::create(path)?;
-    file.write_all(&(len as u64).to_le_bytes())?;
-    file.write_all(format!("{header:len$}").as_bytes())?;
+    file.write_all(&safetensors::header([
+        (("input_ids", "I32", &[num_tokens][..]), 4 * num_tokens),
+        (("logits", "F32", &logits_shape), 4 * logits.len()),
+    ]))?;
     // Ids are far below 2^31: the bytes of a u32 are those of the i32.
     file.write_all(bytemuck::cast_slice(input_ids))?;
     file.write_all(bytemuck::cast_slice(logits))

@@ -22,6 +22,7 @@ mod prompt;
 mod ptx;
 mod pull;
 mod quantize;
+mod random_model;
 mod rm;
 mod sampling;
 #[cfg(feature = "server")]
@@ -87,6 +88,9 @@ enum Command {
     /// List, print, measure, compare and check the GPU kernels.
     #[command(subcommand)]
     Ptx(ptx::Command),
+    /// Write a model of random weights in the shapes of a real one.
+    #[command(hide = true)]
+    RandomModel(random_model::Args),
     /// Draw the plots of docs/performance.md from the rows of a directory of benches/record.
     #[command(hide = true)]
     Plot(plot::Args),
@@ -114,6 +118,7 @@ pub fn main() -> ExitCode {
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),
+        Command::RandomModel(args) => random_model::run(&args),
         Command::Plot(args) => plot::run(&args),
         Command::Ptx(command) => ptx::run(&command),
         Command::Doctor => doctor::run(),

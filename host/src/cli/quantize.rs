@@ -40,7 +40,7 @@ pub struct Args {
 
 /// The types, by llama.cpp's names.
 #[derive(Clone, Copy, ValueEnum)]
-enum Type {
+pub enum Type {
     /// 4.8 bits a weight: Q4_K, with Q6_K where it matters most
     #[value(name = "q4_k_m")]
     Q4KM,

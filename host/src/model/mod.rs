@@ -45,7 +45,8 @@ impl Decoder {
         let (config, names) = match checkpoint.origin() {
             Origin::HuggingFace { config: json, .. } => {
                 let mut config = Config::from_hf(json).map_err(at_path)?;
-                let names = Names::hugging_face(config.family, &checkpoint);
+                let is_bare = checkpoint.tensor("embed_tokens.weight").is_some();
+                let names = Names::hugging_face(config.family, is_bare);
                 config.tie_word_embeddings &= !has_own_head(&checkpoint, names);
                 (config, names)
             }

@@ -1,7 +1,6 @@
 //! Names of a family's tensors in a checkpoint, and what each packed weight is made of.
 
-use super::Family;
-use crate::weights::Checkpoint;
+use super::{Config, Family};
 
 /// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number;
 /// all of them take `.weight` or `.bias`.
@@ -27,10 +26,9 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The names that the Hugging Face checkpoint of a model of `family` uses.
-    pub fn hugging_face(family: Family, checkpoint: &Checkpoint) -> &'static Names {
-        // Saved from the decoder alone, as for embeddings, they do not begin with `model.`.
-        let is_bare = checkpoint.tensor("embed_tokens.weight").is_some();
+    /// The names that the Hugging Face checkpoint of a model of `family` uses. Saved from the decoder alone, as for
+    /// embeddings, they are bare: without `model.`.
+    pub fn hugging_face(family: Family, is_bare: bool) -> &'static Names {
         match (family, is_bare) {
             (Family::Phi3, false) => &HF_PHI3,
             (Family::Phi3, true) => &HF_PHI3_BARE,
@@ -48,9 +46,52 @@ impl Names {
         }
     }
 
+    /// Every tensor of a model with its shape, outermost dimension first; in the same order by all tables.
+    pub fn tensors(&self, config: &Config) -> Vec<(String, Vec<usize>)> {
+        let Config { vocab_size, hidden_size: hidden, intermediate_size, head_dim, .. } = *config;
+        let (q_width, kv_width) = (config.num_heads * head_dim, config.num_kv_heads * head_dim);
+        let mut tensors = vec![(format!("{}.weight", self.embedding), vec![vocab_size, hidden])];
+        for layer in 0..config.num_layers() {
+            let mut push = |stem: &str, shape: &[usize], has_bias: bool| {
+                let name = self.in_layer(layer, stem);
+                tensors.push((format!("{name}.weight"), shape.to_vec()));
+                if has_bias {
+                    tensors.push((format!("{name}.bias"), vec![shape[0]]));
+                }
+            };
+            push(self.attention_norm, &[hidden], false);
+            if config.qk_norm {
+                push(self.q_norm, &[head_dim], false);
+                push(self.k_norm, &[head_dim], false);
+            }
+            for (stem, rows) in stacked(self.qkv, &[q_width, kv_width, kv_width]) {
+                push(stem, &[rows, hidden], config.qkv_bias);
+            }
+            push(self.attention_out, &[hidden, q_width], config.attention_out_bias);
+            push(self.mlp_norm, &[hidden], false);
+            for (stem, rows) in stacked(self.gate_up, &[intermediate_size; 2]) {
+                push(stem, &[rows, hidden], config.mlp_bias);
+            }
+            push(self.down, &[hidden, intermediate_size], config.mlp_bias);
+        }
+        tensors.push((format!("{}.weight", self.final_norm), vec![hidden]));
+        if !config.tie_word_embeddings {
+            tensors.push((format!("{}.weight", self.lm_head), vec![vocab_size, hidden]));
+        }
+        tensors
+    }
+
     /// The full name of `stem` in `layer`, less `.weight` or `.bias`.
     pub fn in_layer(&self, layer: usize, stem: &str) -> String {
         format!("{}{layer}.{stem}", self.layers)
+    }
+}
+
+/// The rows of each name, which is one for all `rows` where they are stacked already.
+fn stacked(names: &[&'static str], rows: &[usize]) -> Vec<(&'static str, usize)> {
+    match names {
+        [one] => vec![(*one, rows.iter().sum())],
+        _ => names.iter().copied().zip(rows.iter().copied()).collect(),
     }
 }
 

@@ -8,43 +8,52 @@ use super::{Data, QuantizeError, Source, Tensor};
 use crate::loaded::Model;
 use crate::model::{Config, Family, Names, Rope, RopeScaling, yarn_attention_factor};
 use crate::text::gguf_tokenizer;
-use crate::weights::TensorEntry;
 use crate::weights::gguf::{Metadata, Value};
 
 /// The model in `dir` as GGUF describes it.
 pub(super) fn source<'a>(model: &'a Model, dir: &Path) -> Result<Source<'a>, QuantizeError> {
     let config = model.config();
-    let architecture = match config.family {
-        Family::Llama | Family::Mistral => "llama",
-        Family::Qwen2 => "qwen2",
-        Family::Qwen3 => "qwen3",
-        Family::Phi3 => "phi3",
-    };
-    let mut metadata = Metadata::default();
+    let mut metadata = Metadata(keys(config)?.into_iter().collect());
     let mut put = |key: &str, value| metadata.0.insert(key.to_owned(), value);
-    put("general.architecture", Value::String(architecture.into()));
     if let Some(name) = dir.canonicalize().ok().as_deref().and_then(Path::file_name) {
         put("general.name", Value::String(name.to_string_lossy().into_owned()));
-    }
-    for (key, value) in sizes(config) {
-        put(&format!("{architecture}.{key}"), value);
-    }
-    // llama.cpp wants the key of Phi-3 in any case.
-    let window = window(config)?.or((config.family == Family::Phi3).then_some(0));
-    if let Some(window) = window {
-        put(&format!("{architecture}.attention.sliding_window"), u32_value(window));
-    }
-    for (key, value) in rope(config)? {
-        put(&format!("{architecture}.rope.{key}"), value);
     }
     for (key, value) in sampling(model) {
         put(&format!("general.sampling.{key}"), value);
     }
-    let tokenizer = gguf_tokenizer(dir, architecture, config.vocab_size)?;
+    let tokenizer = gguf_tokenizer(dir, architecture(config.family), config.vocab_size)?;
     metadata.0.extend(tokenizer);
     let mut tensors = tensors(model);
     tensors.extend(rope_factors(&config.rope));
     Ok(Source { metadata, tensors })
+}
+
+fn architecture(family: Family) -> &'static str {
+    match family {
+        Family::Llama | Family::Mistral => "llama",
+        Family::Qwen2 => "qwen2",
+        Family::Qwen3 => "qwen3",
+        Family::Phi3 => "phi3",
+    }
+}
+
+/// The metadata that follows from the configuration.
+pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeError> {
+    let architecture = architecture(config.family);
+    let mut keys = vec![("general.architecture".into(), Value::String(architecture.into()))];
+    let mut put = |key: &str, value| keys.push((format!("{architecture}.{key}"), value));
+    for (key, value) in sizes(config) {
+        put(key, value);
+    }
+    // llama.cpp wants the key of Phi-3 in any case.
+    let window = window(config)?.or((config.family == Family::Phi3).then_some(0));
+    if let Some(window) = window {
+        put("attention.sliding_window", u32_value(window));
+    }
+    for (key, value) in rope(config)? {
+        put(&format!("rope.{key}"), value);
+    }
+    Ok(keys)
 }
 
 fn u32_value(count: usize) -> Value {
@@ -163,69 +172,19 @@ fn sampling(model: &Model) -> Vec<(&'static str, Value)> {
     .collect()
 }
 
-/// The tensors that the model needs, under GGUF's names.
+/// The tensors that the model needs, under GGUF's names: GPTQ's files hold zeros for biases that it has not.
 fn tensors(model: &Model) -> Vec<Tensor<'_>> {
     let config = model.config();
     let (from, to) = (model.decoder().names(), Names::gguf(config.family));
-    let mut tensors = Vec::new();
-    let mut push = |from: &str, to: &str, suffix: &str, heads: Option<usize>| {
-        if let Some(entry) = model.checkpoint().tensor(&format!("{from}.{suffix}")) {
-            let (name, shape) = (format!("{to}.{suffix}"), entry.shape.to_vec());
-            tensors.push(Tensor { name, shape, data: data(entry, heads) });
-        }
-    };
-    push(from.embedding, to.embedding, "weight", None);
-    for layer in 0..config.num_layers() {
-        for (from_stem, stem) in in_layer(from).into_iter().zip(in_layer(to)) {
-            let heads = match stem {
-                _ if !to.interleaved_rope => None,
-                "attn_q" => Some(config.num_heads),
-                "attn_k" => Some(config.num_kv_heads),
-                _ => None,
-            };
-            let (from, to) = (from.in_layer(layer, from_stem), to.in_layer(layer, stem));
-            push(&from, &to, "weight", heads);
-            if has_bias(config, stem) {
-                push(&from, &to, "bias", heads);
-            }
-        }
-    }
-    push(from.final_norm, to.final_norm, "weight", None);
-    if !config.tie_word_embeddings {
-        push(from.lm_head, to.lm_head, "weight", None);
-    }
-    tensors
-}
-
-/// Whether the model uses the bias of `stem`: GPTQ's files hold zeros for layers that have none.
-fn has_bias(config: &Config, stem: &str) -> bool {
-    match stem {
-        "attn_output" => config.attention_out_bias,
-        "ffn_gate" | "ffn_up" | "ffn_down" => config.mlp_bias,
-        _ => config.qkv_bias && stem.starts_with("attn_") && !stem.ends_with("norm"),
-    }
-}
-
-fn data(entry: TensorEntry<'_>, heads: Option<usize>) -> Data<'_> {
-    match heads {
-        Some(num_heads) => Data::Heads(entry, num_heads),
-        None => Data::Stored(entry),
-    }
-}
-
-/// The stems of a layer, in an order that all tables share.
-fn in_layer(names: &Names) -> Vec<&'static str> {
-    let single = [
-        names.attention_norm,
-        names.q_norm,
-        names.k_norm,
-        names.attention_out,
-        names.mlp_norm,
-        names.down,
-    ];
-    single
-        .into_iter()
-        .chain(names.qkv.iter().copied())
-        .chain(names.gate_up.iter().copied())
-        .collect()
+    let pairs = from.tensors(config).into_iter().zip(to.tensors(config));
+    let tensors = pairs.filter_map(|((from, _), (name, _))| {
+        let entry = model.checkpoint().tensor(&from)?;
+        let data = match name.split('.').nth(2) {
+            Some("attn_q") if to.interleaved_rope => Data::Heads(entry, config.num_heads),
+            Some("attn_k") if to.interleaved_rope => Data::Heads(entry, config.num_kv_heads),
+            _ => Data::Stored(entry),
+        };
+        Some(Tensor { name, shape: entry.shape.to_vec(), data })
+    });
+    tensors.collect()
 }

@@ -6,11 +6,15 @@
 mod error;
 mod from_hf;
 mod mix;
+#[cfg(feature = "cli")]
+mod random;
 
 use std::io::Write;
 
 pub use error::QuantizeError;
 pub use mix::Mix;
+#[cfg(feature = "cli")]
+pub use random::{random_checkpoint, random_tensors};
 
 use crate::loaded::Model;
 use crate::plan::Dtype;
@@ -78,12 +82,7 @@ pub fn quantize(
         Origin::HuggingFace { dir, .. } => from_hf::source(model, dir)?,
     };
     tensors.sort_by(|a, b| (mix::layer(&a.name), &a.name).cmp(&(mix::layer(&b.name), &b.name)));
-    let pairs = [
-        ("general.file_type", mix.file_type()),
-        ("general.quantization_version", QUANTIZATION_VERSION),
-    ];
-    metadata.0.extend(pairs.map(|(key, value)| (key.to_owned(), Value::U32(value))));
-
+    put_mix(&mut metadata, mix);
     let context = Context {
         num_layers: model.config().num_layers(),
         tied: model.config().tie_word_embeddings,
@@ -120,6 +119,15 @@ pub fn quantize(
     types.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
     let bytes_after = types.iter().map(|(_, _, bytes)| bytes).sum();
     Ok(Summary { types, elems, bytes_before, bytes_after, requantized })
+}
+
+/// Puts in what says how the tensors are stored.
+fn put_mix(metadata: &mut Metadata, mix: Mix) {
+    let pairs = [
+        ("general.file_type", mix.file_type()),
+        ("general.quantization_version", QUANTIZATION_VERSION),
+    ];
+    metadata.0.extend(pairs.map(|(key, value)| (key.to_owned(), Value::U32(value))));
 }
 
 /// The model of a GGUF file, as it is.

@@ -11,12 +11,30 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde_json::json;
 
 use super::{TensorDtype, TensorInfo, Tensors, shown};
 use crate::plan::Dtype;
 
 /// The format's own limit of the header's length.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// The header of a file of tensors in this order: name, type and shape, and bytes of the data. It is padded with spaces, so
+/// that the data is aligned in a mapped file.
+pub fn header<'a>(
+    tensors: impl IntoIterator<Item = ((&'a str, &'a str, &'a [usize]), usize)>,
+) -> Vec<u8> {
+    let mut end = 0;
+    let entries = tensors.into_iter().map(|((name, dtype, shape), bytes)| {
+        let start = end;
+        end += bytes;
+        let offsets = [start, end];
+        (name.to_owned(), json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}))
+    });
+    let json = serde_json::Value::Object(entries.collect()).to_string();
+    let len = json.len().next_multiple_of(8);
+    [&(len as u64).to_le_bytes(), format!("{json:len$}").as_bytes()].concat()
+}
 
 /// What can be wrong with a safetensors file.
 #[derive(Debug, thiserror::Error)]

@@ -7,17 +7,12 @@ mod client;
 mod cluster;
 mod install;
 
-use crate::{process, random_model};
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use crate::server;
+use anyhow::{Result, anyhow, bail, ensure};
 use client::{Answer, Chat, Usage};
 use cluster::Cluster;
 use std::{fs, path::Path, thread, time::Duration};
 
-/// The model's text: a tokenizer and a chat template.
-const TEXT_FILES: [(&str, &str); 2] = [
-    ("tests/fixtures/text/byte_level/tokenizer.json", "tokenizer.json"),
-    ("tests/fixtures/text/templates/smollm2.jinja", "chat_template.jinja"),
-];
 /// The frontend looks for it.
 const TOKENIZER_CONFIG: &str = r#"{"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}"#;
 
@@ -56,10 +51,7 @@ pub fn run(place: Place) -> Result<()> {
 }
 
 fn make_model(dir: &Path) -> Result<()> {
-    random_model::run("tiny", dir)?;
-    for (from, to) in TEXT_FILES {
-        fs::copy(process::repository().join(from), dir.join(to)).context(from)?;
-    }
+    server::make_tiny_model(dir, "smollm2")?;
     Ok(fs::write(dir.join("tokenizer_config.json"), TOKENIZER_CONFIG)?)
 }
 

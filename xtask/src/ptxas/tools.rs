@@ -4,7 +4,6 @@ use crate::programs::Program;
 use anyhow::Result;
 use machine_code::Tools;
 use model_cache::Cache;
-use std::path::PathBuf;
 
 /// The assembler.
 pub const PTXAS: Program = Program {
@@ -27,9 +26,4 @@ pub const NVDISASM: Program = Program {
 /// The programs in the cache, fetched if they are missing.
 pub fn provide(cache: &Cache) -> Result<Tools> {
     Ok(Tools { ptxas: PTXAS.provide(cache)?, nvdisasm: Some(NVDISASM.provide(cache)?) })
-}
-
-/// The assembler, if it is in the cache.
-pub fn cached_ptxas(cache: &Cache) -> Option<PathBuf> {
-    Some(PTXAS.path(cache)).filter(|path| path.exists())
 }

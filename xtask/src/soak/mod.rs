@@ -9,13 +9,16 @@ mod watch;
 mod wrong;
 
 use crate::{
-    http::Client, options::Options, process, random::SplitMix64, random_model, server::Server,
+    http::Client,
+    options::Options,
+    process,
+    random::SplitMix64,
+    server::{Server, make_tiny_model},
 };
 use anyhow::{Context, Result, bail, ensure};
 use case::{CLIENT_TIMEOUT, KINDS, Kind, Outcome};
 use std::{
     collections::BTreeMap,
-    fs,
     path::Path,
     sync::{
         Mutex, PoisonError,
@@ -39,12 +42,6 @@ const MAX_FAILURES: usize = 5;
 /// A word of many texts, which no log may show.
 const MARK: &str = "zanzibar";
 
-/// The model's text: a tokenizer, and a chat template that knows tools and opens the reasoning of an answer.
-const TEXT_FILES: [(&str, &str); 2] = [
-    ("tests/fixtures/text/byte_level/tokenizer.json", "tokenizer.json"),
-    ("tests/fixtures/text/templates/public/Qwen-QwQ-32B.jinja", "chat_template.jinja"),
-];
-
 /// A cache of 32 pages and a queue of 24: at times both are full.
 const SIZES: [&str; 8] =
     ["-c", "2048", "--kv-cache-tokens", "2048", "--max-num-seqs", "8", "--max-queue", "24"];
@@ -58,7 +55,8 @@ type Counts = BTreeMap<(Kind, Outcome), usize>;
 /// What was not as it has to be.
 pub fn run(options: Options) -> Result<()> {
     let model = tempfile::tempdir()?;
-    make_model(model.path())?;
+    // Its template knows tools and opens the reasoning of an answer.
+    make_tiny_model(model.path(), "public/Qwen-QwQ-32B")?;
     let mut server = start(model.path())?;
     let start = Instant::now();
     let mut counts = Counts::new();
@@ -90,14 +88,6 @@ pub fn run(options: Options) -> Result<()> {
         end - warm <= MAX_GROWTH_MB,
         "memory grows from {warm:.0} to {end:.0} MB: {MAX_GROWTH_MB} MB are allowed"
     );
-    Ok(())
-}
-
-fn make_model(dir: &Path) -> Result<()> {
-    random_model::run("tiny", dir)?;
-    for (from, to) in TEXT_FILES {
-        fs::copy(process::repository().join(from), dir.join(to)).context(from)?;
-    }
     Ok(())
 }
 

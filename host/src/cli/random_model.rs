@@ -1,0 +1,91 @@
+//! `halfwarp random-model`.
+
+use super::quantize::Type;
+use super::{failure::Failure, output_file, terminal};
+use clap::builder::PossibleValuesParser;
+use halfwarp::Config;
+use halfwarp::quantize::{QuantizeError, random_checkpoint};
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+/// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for what is around a model.
+/// Each with its real `config.json`, except for the weights' type and the context of Llama's, which are measured in longer
+/// ones.
+const MODELS: [(&str, &str); 6] = [
+    ("tiny", include_str!("random_model/tiny.json")),
+    ("qwen2.5-0.5b", include_str!("random_model/qwen2.5-0.5b.json")),
+    ("qwen2.5-7b", include_str!("random_model/qwen2.5-7b.json")),
+    ("phi-3-mini", include_str!("random_model/phi-3-mini.json")),
+    ("llama-2-7b", include_str!("random_model/llama-2-7b.json")),
+    ("llama-3-70b", include_str!("random_model/llama-3-70b.json")),
+];
+
+/// Arguments of `halfwarp random-model`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The model whose shapes it has
+    #[arg(value_parser = PossibleValuesParser::new(MODELS.map(|(name, _)| name)))]
+    name: String,
+    /// The directory to write it to
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    out: PathBuf,
+    /// Write GGUF with weights of this type [default: safetensors in f16]
+    #[arg(long = "type", value_name = "TYPE", value_enum)]
+    mix: Option<Type>,
+}
+
+/// Writes the model.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let Args { name, out, mix } = args;
+    let json = MODELS.iter().find(|(known, _)| known == name).map_or("", |(_, json)| json);
+    let file = if mix.is_some() { "model.gguf" } else { "model.safetensors" };
+    let path = out.join(file);
+    let cannot = |error| Failure::Environment(format!("cannot make {}: {error}", out.display()));
+    fs::create_dir_all(out).map_err(cannot)?;
+    output_file::check(&path)?;
+    output_file::write_whole(&path, |partial| {
+        let mix = mix.map(Into::into);
+        random_checkpoint(&config(json), name, mix, File::create(partial)?)?;
+        match mix {
+            Some(_) => Ok::<(), QuantizeError>(()),
+            None => Ok(fs::write(out.join("config.json"), json)?),
+        }
+    })?;
+    terminal::note(format_args!("wrote {}", path.display()));
+    Ok(())
+}
+
+/// One of [`MODELS`].
+fn config(json: &str) -> Config {
+    let json = serde_json::from_str(json).expect("it is a part of this program");
+    Config::from_hf(&json).expect("it is that of a real model")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use halfwarp::quantize::{Mix, random_tensors};
+
+    /// The parameter counts are those of the real checkpoints' `model.safetensors.index.json` / model card.
+    #[test]
+    fn shapes_have_the_real_number_of_parameters() {
+        let counts: [usize; 6] = MODELS.map(|(_, json)| {
+            let tensors = random_tensors(&config(json), None);
+            tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
+        });
+        let real = [494_032_768, 7_615_616_512, 3_821_079_552, 6_738_415_616, 70_553_706_496];
+        assert_eq!(counts[1..], real);
+    }
+
+    /// The sizes of published Q4_K_M files, less about as many bytes of tokenizer as their vocabularies have.
+    #[test]
+    fn files_are_as_large_as_the_real_ones() {
+        let bytes = |index: usize| {
+            let tensors = random_tensors(&config(MODELS[index].1), Some(Mix::Q4_K_M));
+            tensors.iter().map(|tensor| tensor.bytes().next_multiple_of(32)).sum()
+        };
+        let (llama, qwen): (usize, usize) = (bytes(4), bytes(1));
+        assert!((4_079_000_000..4_081_004_224).contains(&llama), "{llama}");
+        assert!((390_000_000..397_808_192).contains(&qwen), "{qwen}");
+    }
+}
