@@ -46,14 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// Bytes of the weights as the executor holds them.
 fn weight_bytes(model: &Model) -> Result<usize, Box<dyn std::error::Error>> {
-    let bounds = Bounds {
-        max_tokens: 1,
-        max_seqs: 1,
-        max_q_len: 1,
-        max_logit_rows: 1,
-        max_kv_len: PAGE_SIZE,
-        mixed: false,
-    };
+    let bounds = Bounds { max_kv_len: PAGE_SIZE, ..Bounds::one_sequence(1) };
     Ok(model.plan(&Numerics::default(), bounds, 1)?.weight_bytes())
 }
 

@@ -98,14 +98,7 @@ fn round_frequencies(model: &Model, plan: &mut Plan) {
 
 /// One sequence of `len` new tokens, all of whose logits are wanted.
 fn bounds(len: usize) -> Bounds {
-    Bounds {
-        max_tokens: len,
-        max_seqs: 1,
-        max_q_len: len,
-        max_logit_rows: len,
-        max_kv_len: len,
-        mixed: false,
-    }
+    Bounds::one_sequence(len)
 }
 
 /// Scores and probabilities of 32 tokens and four pages of keys, where attention stores them.

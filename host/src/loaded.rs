@@ -156,14 +156,7 @@ impl Model {
     }
 
     fn smallest_plan(&self, numerics: &Numerics) -> Result<Plan, ModelError> {
-        let bounds = Bounds {
-            max_tokens: 1,
-            max_seqs: 1,
-            max_q_len: 1,
-            max_logit_rows: 1,
-            max_kv_len: 1,
-            mixed: false,
-        };
+        let bounds = Bounds::one_sequence(1);
         self.outline(Rank::ALONE, numerics, bounds, 1)
     }
 }

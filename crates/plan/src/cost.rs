@@ -211,14 +211,7 @@ mod tests {
         let linear = Op::Linear(Linear::new(view(0, 8), WeightId(0), view(1, 16)));
         Plan {
             rank: Rank::ALONE,
-            bounds: Bounds {
-                max_tokens: 4,
-                max_seqs: 1,
-                max_q_len: 4,
-                max_logit_rows: 1,
-                max_kv_len: 64,
-                mixed: false,
-            },
+            bounds: Bounds { max_logit_rows: 1, max_kv_len: 64, ..Bounds::one_sequence(4) },
             tensors: vec![tensor("x", 8), tensor("q", 16), tensor("out", 16)],
             weights: vec![Weight::whole("w", 16, 8, dtype)],
             constants: vec![],

@@ -1,6 +1,6 @@
 //! The one layout of the KV cache.
 
-use super::{Dtype, PlanError};
+use super::{Bounds, Dtype, PlanError};
 use gpu_types::CacheType;
 use std::fmt;
 use std::str::FromStr;
@@ -84,6 +84,19 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
+    /// The cache of operations that have none, for plans of `bounds`.
+    pub fn none(bounds: &Bounds, dtype: Dtype) -> Self {
+        KvLayout {
+            num_layers: 0,
+            num_kv_heads: 1,
+            // As any type can be stored.
+            head_dim: 8,
+            num_pages: bounds.max_pages_per_seq(),
+            dtype,
+            storage: KvStorage::default(),
+        }
+    }
+
     /// The types of K and of V.
     pub fn types(&self) -> [CacheType; 2] {
         let operand = match self.dtype {

@@ -67,6 +67,18 @@ pub struct Bounds {
 }
 
 impl Bounds {
+    /// Bounds of a step of one sequence of `num_tokens` new tokens, which has the logits of all of them.
+    pub const fn one_sequence(num_tokens: usize) -> Self {
+        Bounds {
+            max_tokens: num_tokens,
+            max_seqs: 1,
+            max_q_len: num_tokens,
+            max_logit_rows: num_tokens,
+            max_kv_len: num_tokens,
+            mixed: false,
+        }
+    }
+
     /// Most new tokens of a sequence that decodes, 0 if none does; one with more is a prompt. The
     /// attention of the two differs in its order of accumulation.
     pub fn max_decode_q_len(&self) -> usize {

@@ -121,14 +121,7 @@ mod tests {
 
     /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
     fn chain(widths: &[usize]) -> Plan {
-        let bounds = Bounds {
-            max_tokens: 8,
-            max_seqs: 1,
-            max_q_len: 8,
-            max_logit_rows: 1,
-            max_kv_len: 128,
-            mixed: false,
-        };
+        let bounds = Bounds { max_logit_rows: 1, max_kv_len: 128, ..Bounds::one_sequence(8) };
         let tensor = |(i, &width): (usize, &usize)| Tensor {
             name: format!("t{i}"),
             layer: None,

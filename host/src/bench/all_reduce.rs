@@ -9,8 +9,8 @@ use super::random::{RandomWeights, norm, normed};
 use crate::exec::cuda::CudaRanks;
 use crate::exec::{Collectives, ExecError, Executor, GpuOptions, Want, default_cubin_dir};
 use crate::plan::{
-    AllReduce, Bounds, Dtype, KvLayout, KvStorage, Numerics, Op, PAGE_SIZE, Plan, PlanBuilder,
-    PlanError, Precision, Rank, Rows, StepInputs, Weight,
+    AllReduce, Bounds, Dtype, KvLayout, Numerics, Op, PAGE_SIZE, Plan, PlanBuilder, PlanError,
+    Precision, Rank, Rows, StepInputs, Weight,
 };
 
 /// Columns of a row; a smaller message is one row.
@@ -103,21 +103,10 @@ impl Bench {
     fn plan(&self, rank: Rank, calls: usize) -> Result<Plan, PlanError> {
         let &Bench { num_rows, width } = self;
         let bounds = Bounds {
-            max_tokens: num_rows,
-            max_seqs: 1,
-            max_q_len: num_rows,
-            max_logit_rows: num_rows,
             max_kv_len: num_rows.next_multiple_of(PAGE_SIZE),
-            mixed: false,
+            ..Bounds::one_sequence(num_rows)
         };
-        let kv = KvLayout {
-            num_layers: 0,
-            num_kv_heads: 1,
-            head_dim: 8,
-            num_pages: bounds.max_pages_per_seq(),
-            dtype: Dtype::F16,
-            storage: KvStorage::default(),
-        };
+        let kv = KvLayout::none(&bounds, Dtype::F16);
         let mut plan = PlanBuilder::of_rank(rank);
         // Its name makes its numbers, which each rank has others of.
         let name = format!("a{}", rank.index);

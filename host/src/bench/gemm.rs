@@ -14,8 +14,8 @@ use super::random::{RandomWeights, norm, normed};
 use crate::exec::cuda::CudaExecutor;
 use crate::exec::{Device, ExecError, Executor, Gemm, GemmError, GpuOptions, Target, Want};
 use crate::plan::{
-    Accumulate, Bounds, Dtype, KvLayout, KvStorage, Linear, Numerics, Op, PAGE_SIZE, Plan,
-    PlanBuilder, PlanError, Precision, Rows, StepInputs, View, Weight, WeightId,
+    Accumulate, Bounds, Dtype, KvLayout, Linear, Numerics, Op, PAGE_SIZE, Plan, PlanBuilder,
+    PlanError, Precision, Rows, StepInputs, View, Weight, WeightId,
 };
 
 /// `C[m, n] = A[m, k] * B[n, k]^T`.
@@ -193,23 +193,9 @@ impl Bench<'_> {
     /// left.
     fn plan(&self, calls: usize) -> Result<Plan, PlanError> {
         let Shape { m, n, .. } = self.shape;
-        let bounds = Bounds {
-            max_tokens: m,
-            max_seqs: 1,
-            max_q_len: m,
-            max_logit_rows: m,
-            max_kv_len: m.next_multiple_of(PAGE_SIZE),
-            mixed: false,
-        };
-        let kv = KvLayout {
-            num_layers: 0,
-            num_kv_heads: 1,
-            // As any type can be stored.
-            head_dim: 8,
-            num_pages: bounds.max_pages_per_seq(),
-            dtype: self.subject.dtype(),
-            storage: KvStorage::default(),
-        };
+        let bounds =
+            Bounds { max_kv_len: m.next_multiple_of(PAGE_SIZE), ..Bounds::one_sequence(m) };
+        let kv = KvLayout::none(&bounds, self.subject.dtype());
         let mut plan = PlanBuilder::new();
         let operands: Vec<_> =
             (0..self.copies).map(|copy| self.operands(&mut plan, copy)).collect();

@@ -5,19 +5,6 @@ use halfwarp::{Model, Request, Sampling};
 use rand::RngExt;
 use std::str::FromStr;
 
-/// llama.cpp's defaults, for what neither a flag nor the model says.
-const DEFAULTS: Sampling = Sampling {
-    temperature: 0.8,
-    top_k: 40,
-    top_p: 0.95,
-    min_p: 0.05,
-    repetition_penalty: 1.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
-    logit_bias: Vec::new(),
-    seed: 0,
-};
-
 /// The arguments of sampling. Where none is given, the model's generation_config.json or GGUF metadata says the value.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Sampling")]
@@ -66,7 +53,7 @@ pub struct SamplingArgs {
 impl SamplingArgs {
     /// A request that continues `prompt`: the flags, then the model's values, then llama.cpp's.
     pub fn request(&self, model: &Model, prompt: Vec<u32>) -> Request {
-        let default = model.generation_config().sampling(DEFAULTS);
+        let default = model.generation_config().sampling(Sampling::LLAMA_CPP);
         let sampling = Sampling {
             temperature: self.temp.unwrap_or(default.temperature),
             top_k: self.top_k.unwrap_or(default.top_k),

@@ -128,14 +128,7 @@ impl Attempts {
 
 /// Whether the model's rows can be aligned in `precision`.
 fn is_aligned(model: &Model, precision: Precision) -> bool {
-    let bounds = Bounds {
-        max_tokens: 1,
-        max_seqs: 1,
-        max_q_len: 1,
-        max_logit_rows: 1,
-        max_kv_len: 1,
-        mixed: false,
-    };
+    let bounds = Bounds::one_sequence(1);
     let plan = model.outline(Rank::ALONE, &Numerics::from(precision), bounds, 1);
     !matches!(plan, Err(ModelError::Unaligned { .. }))
 }

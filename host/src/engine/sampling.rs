@@ -46,6 +46,19 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// llama.cpp's defaults, for what neither a user nor the model says.
+    pub const LLAMA_CPP: Self = Sampling {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.95,
+        min_p: 0.05,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: Vec::new(),
+        seed: 0,
+    };
+
     /// Whether a model of `vocab_size` tokens can be sampled so.
     ///
     /// # Errors

@@ -57,14 +57,7 @@ impl Decoder {
             }
         };
         let decoder = Decoder { config, names, checkpoint, rope_table: Mutex::new(None) };
-        let bounds = Bounds {
-            max_tokens: 1,
-            max_seqs: 1,
-            max_q_len: 1,
-            max_logit_rows: 1,
-            max_kv_len: 1,
-            mixed: false,
-        };
+        let bounds = Bounds::one_sequence(1);
         for weight in &decoder.plan(&Numerics::default(), bounds, 1)?.weights {
             decoder.checkpoint.check(weight)?;
         }

@@ -6,8 +6,8 @@ use crate::engine::{EngineError, StepSize, TimedStep};
 use crate::exec::{self, Device, GpuOptions, Want};
 use crate::model::ModelError;
 use crate::plan::{
-    Bounds, Dtype, KvLayout, KvStorage, Linear, Op, PAGE_SIZE, Plan, PlanBuilder, PlanError,
-    Precision, Rows, StepInputs, StepShape, Weight,
+    Bounds, Dtype, KvLayout, Linear, Op, PAGE_SIZE, Plan, PlanBuilder, PlanError, Precision, Rows,
+    StepInputs, StepShape, Weight,
 };
 use serde::Serialize;
 
@@ -122,21 +122,11 @@ impl Sizes {
         let streamed = plan.weight(Weight::whole("streamed", streamed, k, operand));
         plan.op(Op::Linear(Linear::new(row, streamed, logits)));
         let bounds = Bounds {
-            max_tokens: m,
-            max_seqs: 1,
-            max_q_len: m,
             max_logit_rows: 1,
             max_kv_len: m.next_multiple_of(PAGE_SIZE),
-            mixed: false,
+            ..Bounds::one_sequence(m)
         };
-        let kv = KvLayout {
-            num_layers: 0,
-            num_kv_heads: 1,
-            head_dim: 8,
-            num_pages: bounds.max_pages_per_seq(),
-            dtype: operand,
-            storage: KvStorage::default(),
-        };
+        let kv = KvLayout::none(&bounds, operand);
         let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
         plan.op(Op::Sample { x: logits, out: next_tokens });
         plan.finish(&precision.into(), bounds, kv, logits, next_tokens)

@@ -259,14 +259,7 @@ mod tests {
     fn places_of_a_model() {
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/qwen3");
         let model = Model::open(golden).unwrap();
-        let bounds = Bounds {
-            max_tokens: 4,
-            max_seqs: 1,
-            max_q_len: 4,
-            max_logit_rows: 4,
-            max_kv_len: 64,
-            mixed: false,
-        };
+        let bounds = Bounds { max_kv_len: 64, ..Bounds::one_sequence(4) };
         let plan = model.plan(&Numerics::from(Precision::F32), bounds, 1).unwrap();
         let places: Vec<Place> = plan.ops.iter().filter_map(|op| Place::of(&plan, op)).collect();
         let shown: Vec<String> = places.iter().map(Place::to_string).collect();

@@ -11,19 +11,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How a haiku is sampled where the model does not say.
-const SAMPLING: Sampling = Sampling {
-    temperature: 0.8,
-    top_k: 40,
-    top_p: 0.95,
-    min_p: 0.05,
-    repetition_penalty: 1.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
-    logit_bias: Vec::new(),
-    seed: 0,
-};
-
 /// What one setting gave.
 pub struct Outcome {
     pub run: Run,
@@ -117,7 +104,7 @@ impl Runner<'_> {
 
     /// As a user would have it generated, from the seed.
     fn haiku(&self, engine: &mut Engine, prompt: &HaikuPrompt) -> Result<Haiku, ValidateError> {
-        let sampling = self.model.generation_config().sampling(SAMPLING);
+        let sampling = self.model.generation_config().sampling(Sampling::LLAMA_CPP);
         let room = self.inputs.sizes.context() - prompt.tokens.len();
         let request = Request {
             max_new_tokens: Some(self.inputs.sizes.haiku.min(room)),

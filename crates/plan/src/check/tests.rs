@@ -8,14 +8,7 @@ use super::super::{
 use super::*;
 use Dtype::{BF16, F16, F32, U32};
 
-const BOUNDS: Bounds = Bounds {
-    max_tokens: 4,
-    max_seqs: 1,
-    max_q_len: 4,
-    max_logit_rows: 1,
-    max_kv_len: 8,
-    mixed: false,
-};
+const BOUNDS: Bounds = Bounds { max_logit_rows: 1, max_kv_len: 8, ..Bounds::one_sequence(4) };
 
 fn weight(b: &mut PlanBuilder, rows: usize, cols: usize, storage: Dtype) -> WeightId {
     b.weight(Weight::whole("w", rows, cols, storage))

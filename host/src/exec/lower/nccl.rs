@@ -78,8 +78,7 @@ mod tests {
     use super::super::{Addresses, Libraries, fused, lower_with};
     use super::*;
     use crate::plan::{
-        AllReduce, Bounds, KvLayout, KvStorage, Numerics, PlanBuilder, Precision, Rank, Rows,
-        Weight,
+        AllReduce, Bounds, KvLayout, Numerics, PlanBuilder, Precision, Rank, Rows, Weight,
     };
     use cuda_loader::nccl;
     use kernels::gemm::Gpu;
@@ -97,14 +96,7 @@ mod tests {
             max_kv_len: 64,
             mixed: false,
         };
-        let kv = KvLayout {
-            num_layers: 0,
-            num_kv_heads: 1,
-            head_dim: 8,
-            num_pages: bounds.max_pages_per_seq(),
-            dtype: precision.operand(),
-            storage: KvStorage::default(),
-        };
+        let kv = KvLayout::none(&bounds, precision.operand());
         let mut plan = PlanBuilder::of_rank(rank);
         let table = plan.weight(Weight::whole("table", 3, WIDTH, Dtype::F32));
         let weight = plan.weight(Weight::whole("norm", 1, WIDTH, Dtype::F32));

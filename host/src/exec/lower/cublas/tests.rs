@@ -52,14 +52,7 @@ fn plan(case: &Case) -> Plan {
         Residual::InPlace => Some(out),
     };
     let bias = case.has_bias.then_some(WeightId(1));
-    let bounds = Bounds {
-        max_tokens: MAX_TOKENS,
-        max_seqs: 1,
-        max_q_len: MAX_TOKENS,
-        max_logit_rows: 1,
-        max_kv_len: 64,
-        mixed: false,
-    };
+    let bounds = Bounds { max_logit_rows: 1, max_kv_len: 64, ..Bounds::one_sequence(MAX_TOKENS) };
     let kv = KvLayout {
         num_layers: 0,
         num_kv_heads: 1,
