@@ -3,6 +3,7 @@
 mod bench;
 mod chart;
 mod chat;
+mod choices;
 mod completions;
 mod doctor;
 mod failure;

@@ -1,7 +1,6 @@
 //! Which model runs, and on what.
 
-use super::{failure::Failure, pull, terminal};
-use clap::ValueEnum;
+use super::{choices, failure::Failure, pull, terminal};
 use halfwarp::exec::{Collectives, GpuOptions, default_cubin_dir};
 use halfwarp::profile::Roofline;
 use halfwarp::{
@@ -42,39 +41,39 @@ pub struct EngineArgs {
     threads: Option<NonZeroUsize>,
     /// Type of KV cache and operands, and that weights are converted to: auto keeps blocks as they
     /// are stored, and on the CPU 16 bits. Accumulators, norms and softmax are f32 in every type
-    #[arg(long, value_enum, default_value_t = DtypeArg::Auto)]
-    dtype: DtypeArg,
+    #[arg(long, value_parser = choices::dtype(), default_value = "auto")]
+    dtype: PrecisionChoice,
     /// How keys are stored [default: in the type of --dtype]
-    #[arg(long, value_enum, value_name = "TYPE")]
-    cache_type_k: Option<CacheTypeArg>,
+    #[arg(long, value_parser = choices::cache_type(), value_name = "TYPE")]
+    cache_type_k: Option<CacheType>,
     /// How values are stored, likewise
-    #[arg(long, value_enum, value_name = "TYPE")]
-    cache_type_v: Option<CacheTypeArg>,
+    #[arg(long, value_parser = choices::cache_type(), value_name = "TYPE")]
+    cache_type_v: Option<CacheType>,
     /// How keys and values are stored: vLLM's name for both options
     #[arg(
         long,
-        value_enum,
+        value_parser = choices::cache_type(),
         value_name = "TYPE",
         hide_possible_values = true,
         conflicts_with_all = ["cache_type_k", "cache_type_v"]
     )]
-    kv_cache_dtype: Option<CacheTypeArg>,
+    kv_cache_dtype: Option<CacheType>,
     /// GPUs that share the model, from the chosen one on: each has its heads, columns of the MLP and logits
     /// [default: as many as --device names]
     #[arg(long, visible_alias = "tp", value_name = "N")]
     tensor_parallel_size: Option<NonZeroUsize>,
     /// Which kernels add over GPUs that share the model
-    #[arg(long, value_enum, default_value_t = CollectivesArg::Auto)]
-    collectives: CollectivesArg,
+    #[arg(long, value_parser = choices::collectives(), default_value = "auto")]
+    collectives: Collectives,
     /// Which GEMM kernels run the linear layers on a GPU
-    #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
-    gemm: GemmArg,
+    #[arg(long, value_parser = choices::gemm(), default_value = "halfwarp")]
+    gemm: Gemm,
     /// Accumulators of f16 GEMMs with more than 16 rows, on a GPU
-    #[arg(long, value_enum, default_value_t = AccumulateArg::F32)]
-    accumulate: AccumulateArg,
+    #[arg(long, value_parser = choices::accumulate(), default_value = "f32")]
+    accumulate: Accumulate,
     /// Target of the GPU kernels [default: the newest that the device runs]
-    #[arg(long, value_enum)]
-    target: Option<TargetArg>,
+    #[arg(long, value_parser = choices::target())]
+    target: Option<Target>,
     /// Share of the GPU's memory that this process may take: without -c the KV cache takes what the
     /// model leaves of it, up to the model's context. On the CPU, of the memory that is available
     #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
@@ -86,8 +85,8 @@ pub struct EngineArgs {
     #[arg(long, value_name = "FUSION", default_value_t = Fusion::ALL)]
     fusion: Fusion,
     /// How attention is computed
-    #[arg(long, value_enum, default_value_t = AttentionArg::Flash)]
-    attention: AttentionArg,
+    #[arg(long, value_parser = choices::attention(), default_value = "flash")]
+    attention: AttentionForm,
 }
 
 /// The sizes of an engine that serves, as [`EngineOptions`] has them; `max_seqs` is 64 on a GPU and else 8 by default.
@@ -97,167 +96,6 @@ pub struct Serving {
     pub max_tokens: Option<usize>,
     pub long_prefill_token_threshold: Option<NonZeroUsize>,
     pub cache_positions: Option<usize>,
-}
-
-/// Which kernels add over GPUs.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum CollectivesArg {
-    /// Kernels of this program for f16 or bf16 on 2, 4 or 8 GPUs with access to each other; else NCCL
-    Auto,
-    /// The kernels of this program
-    Halfwarp,
-    /// NVIDIA's NCCL, where it is installed
-    Nccl,
-}
-
-impl From<CollectivesArg> for Collectives {
-    fn from(collectives: CollectivesArg) -> Self {
-        match collectives {
-            CollectivesArg::Auto => Collectives::Auto,
-            CollectivesArg::Halfwarp => Collectives::Halfwarp,
-            CollectivesArg::Nccl => Collectives::Nccl,
-        }
-    }
-}
-
-/// Which GEMM kernels run the linear layers.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum GemmArg {
-    /// The kernels of this program
-    Halfwarp,
-    /// NVIDIA's cuBLAS, where it is installed
-    Cublas,
-    /// cuBLAS with f16 accumulators, for f16 operands only
-    CublasF16,
-}
-
-impl From<GemmArg> for Gemm {
-    fn from(gemm: GemmArg) -> Self {
-        match gemm {
-            GemmArg::Halfwarp => Gemm::Halfwarp,
-            GemmArg::Cublas => Gemm::Cublas,
-            GemmArg::CublasF16 => Gemm::CublasF16,
-        }
-    }
-}
-
-/// Type of the accumulators.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum AccumulateArg {
-    /// Exact products, 24 significant bits
-    F32,
-    /// 11 significant bits, values up to 65504: faster, less exact
-    F16,
-}
-
-impl From<AccumulateArg> for Accumulate {
-    fn from(accumulate: AccumulateArg) -> Self {
-        match accumulate {
-            AccumulateArg::F32 => Accumulate::F32,
-            AccumulateArg::F16 => Accumulate::F16,
-        }
-    }
-}
-
-/// How keys or values are stored.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum CacheTypeArg {
-    /// Exact
-    F32,
-    /// 11 significant bits, up to 65504
-    F16,
-    /// 8 significant bits, the range of f32
-    Bf16,
-    /// 8 bits, a scale for 32 elements
-    #[value(name = "q8_0")]
-    Q8_0,
-    /// E4M3, a scale for a head of a position
-    #[value(alias = "fp8_e4m3")]
-    Fp8,
-    /// 4 bits, a scale for 32 elements
-    #[value(name = "q4_0")]
-    Q4_0,
-}
-
-impl From<CacheTypeArg> for CacheType {
-    fn from(cache_type: CacheTypeArg) -> Self {
-        match cache_type {
-            CacheTypeArg::F32 => CacheType::F32,
-            CacheTypeArg::F16 => CacheType::F16,
-            CacheTypeArg::Bf16 => CacheType::BF16,
-            CacheTypeArg::Q8_0 => CacheType::Q8_0,
-            CacheTypeArg::Fp8 => CacheType::Fp8,
-            CacheTypeArg::Q4_0 => CacheType::Q4_0,
-        }
-    }
-}
-
-/// How attention is computed.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum AttentionArg {
-    /// In one kernel that stores no score
-    Flash,
-    /// In three kernels that store scores and probabilities, to compare with
-    Materialized,
-}
-
-impl From<AttentionArg> for AttentionForm {
-    fn from(attention: AttentionArg) -> Self {
-        match attention {
-            AttentionArg::Flash => AttentionForm::Flash,
-            AttentionArg::Materialized => AttentionForm::Materialized,
-        }
-    }
-}
-
-/// A target of the GPU kernels.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum TargetArg {
-    /// Compute capability 8.0 and newer
-    #[value(name = "sm_80")]
-    Sm80,
-    /// Compute capability 9.0: H100, H200
-    #[value(name = "sm_90a")]
-    Sm90a,
-}
-
-impl From<TargetArg> for Target {
-    fn from(target: TargetArg) -> Self {
-        match target {
-            TargetArg::Sm80 => Target::Sm80,
-            TargetArg::Sm90a => Target::Sm90a,
-        }
-    }
-}
-
-/// A type to compute in.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum DtypeArg {
-    /// The fastest type that keeps the model's accuracy on the device; quantised weights stay so on
-    /// the CPU
-    Auto,
-    /// The reference
-    F32,
-    /// Half of the memory; weights up to 65504
-    F16,
-    /// Half of the memory; the range of f32, 8 significant bits
-    Bf16,
-    /// Linear layers' weights in E4M3 with a scale a row, all else in f16; on Hopper prompts are
-    /// multiplied in E4M3 too
-    #[value(alias = "fp8_e4m3")]
-    Fp8,
-}
-
-impl From<DtypeArg> for PrecisionChoice {
-    fn from(dtype: DtypeArg) -> Self {
-        match dtype {
-            DtypeArg::Auto => PrecisionChoice::Auto,
-            DtypeArg::F32 => Precision::F32.into(),
-            DtypeArg::F16 => Precision::F16.into(),
-            DtypeArg::Bf16 => Precision::BF16.into(),
-            DtypeArg::Fp8 => PrecisionChoice::Fp8,
-        }
-    }
 }
 
 impl ModelArgs {
@@ -347,7 +185,7 @@ impl EngineArgs {
     }
 
     /// The same, in another type.
-    pub fn in_dtype(&self, dtype: DtypeArg) -> Self {
+    pub fn in_dtype(&self, dtype: PrecisionChoice) -> Self {
         EngineArgs { dtype, ..self.clone() }
     }
 
@@ -356,7 +194,7 @@ impl EngineArgs {
     /// # Errors
     /// [`Failure::Environment`] for no memory or device.
     pub fn roofline(&self, precision: Precision) -> Result<Roofline, Failure> {
-        let (gemm, target) = (self.gemm.into(), self.target.map(Target::from));
+        let EngineArgs { gemm, target, .. } = *self;
         let options =
             GpuOptions { gemm, target, cubin_dir: default_cubin_dir(), ..GpuOptions::default() };
         Ok(Roofline::measure(self.device, &options, precision)?)
@@ -381,11 +219,11 @@ impl EngineArgs {
     pub fn dtype_name(&self, engine: &Engine) -> Result<String, Failure> {
         let (precision, numerics) = (engine.precision(), engine.numerics());
         let storage = engine.model().weight_dtype(numerics).map_err(EngineError::from)?;
-        Ok(match (storage, self.accumulate.into(), self.gemm) {
+        Ok(match (storage, self.accumulate, self.gemm) {
             (Some(storage), ..) if storage.is_fp8() || storage.block_elems() > 1 => {
                 storage.to_string().to_lowercase()
             }
-            (_, Accumulate::F16, _) | (.., GemmArg::CublasF16) => format!("{precision}_acc16"),
+            (_, Accumulate::F16, _) | (.., Gemm::CublasF16) => format!("{precision}_acc16"),
             _ => precision.to_string(),
         })
     }
@@ -437,18 +275,18 @@ impl EngineArgs {
             tensor_parallel_size: self.tensor_parallel_size.unwrap_or_else(|| {
                 NonZeroUsize::new(self.device.num_named()).unwrap_or(NonZeroUsize::MIN)
             }),
-            collectives: self.collectives.into(),
-            precision: self.dtype.into(),
-            gemm: self.gemm.into(),
-            accumulate: self.accumulate.into(),
-            target: self.target.map(Target::from),
+            collectives: self.collectives,
+            precision: self.dtype,
+            gemm: self.gemm,
+            accumulate: self.accumulate,
+            target: self.target,
             batch_invariant: self.batch_invariant,
             gpu_memory_utilization: self.gpu_memory_utilization,
             fusion: self.fusion,
-            attention: self.attention.into(),
+            attention: self.attention,
             kv: KvStorage {
-                k: self.cache_type_k.or(self.kv_cache_dtype).map(CacheType::from),
-                v: self.cache_type_v.or(self.kv_cache_dtype).map(CacheType::from),
+                k: self.cache_type_k.or(self.kv_cache_dtype),
+                v: self.cache_type_v.or(self.kv_cache_dtype),
             },
             context,
             ..EngineOptions::default()

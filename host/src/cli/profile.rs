@@ -4,11 +4,11 @@ mod counters;
 mod plots;
 mod tables;
 
-use super::model::{DtypeArg, EngineArgs};
+use super::{choices, model::EngineArgs};
 use super::{failure::Failure, output_file, terminal};
 use halfwarp::engine::StepSize;
 use halfwarp::profile::{Profile, StepProfile, chrome_trace};
-use halfwarp::{Engine, Model};
+use halfwarp::{Engine, Model, PrecisionChoice};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::{fs, sync::Arc};
@@ -44,8 +44,8 @@ pub struct Args {
     #[arg(short, long, value_name = "N", default_value = "10")]
     repeats: NonZeroUsize,
     /// Profile it in this type, too, and compare
-    #[arg(long, value_enum, value_name = "DTYPE")]
-    against: Option<DtypeArg>,
+    #[arg(long, value_parser = choices::dtype(), value_name = "DTYPE")]
+    against: Option<PrecisionChoice>,
     /// Read the GPU's counters of memory traffic too, by NVIDIA Nsight Compute (ncu)
     #[arg(long)]
     counters: bool,

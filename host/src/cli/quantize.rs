@@ -1,7 +1,6 @@
 //! `halfwarp quantize`.
 
-use super::{failure::Failure, output_file, terminal};
-use clap::ValueEnum;
+use super::{choices, failure::Failure, output_file, terminal};
 use halfwarp::{
     Model,
     quantize::{Mix, QuantizeError, Summary, quantize},
@@ -34,43 +33,8 @@ pub struct Args {
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
     /// The type of the weights
-    #[arg(long = "type", value_name = "TYPE", value_enum, default_value_t = Type::Q4KM)]
-    mix: Type,
-}
-
-/// The types, by llama.cpp's names.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Type {
-    /// 4.8 bits a weight: Q4_K, with Q6_K where it matters most
-    #[value(name = "q4_k_m")]
-    Q4KM,
-    /// 5.7 bits a weight: Q5_K, with Q6_K where it matters most
-    #[value(name = "q5_k_m")]
-    Q5KM,
-    /// 6.6 bits a weight
-    #[value(name = "q6_k")]
-    Q6K,
-    /// 8.5 bits a weight
-    #[value(name = "q8_0")]
-    Q8_0,
-    /// 4.5 bits a weight, less exact than q4_k_m
-    #[value(name = "q4_0")]
-    Q4_0,
-    /// 16 bits a weight
-    F16,
-}
-
-impl From<Type> for Mix {
-    fn from(mix: Type) -> Self {
-        match mix {
-            Type::Q4KM => Mix::Q4_K_M,
-            Type::Q5KM => Mix::Q5_K_M,
-            Type::Q6K => Mix::Q6_K,
-            Type::Q8_0 => Mix::Q8_0,
-            Type::Q4_0 => Mix::Q4_0,
-            Type::F16 => Mix::F16,
-        }
-    }
+    #[arg(long = "type", value_name = "TYPE", value_parser = choices::mix(), default_value = "q4_k_m")]
+    mix: Mix,
 }
 
 /// Writes the file, and prints what is in it.
@@ -86,7 +50,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut bar = terminal::quantizing_bar();
     let written = output_file::write_whole(&args.output, |partial| {
         let out = BufWriter::new(File::create(partial)?);
-        match quantize(&model, args.mix.into(), out, &mut bar) {
+        match quantize(&model, args.mix, out, &mut bar) {
             Ok(done) => {
                 summary = Some(done);
                 Ok(())

@@ -1,10 +1,9 @@
 //! `halfwarp random-model`.
 
-use super::quantize::Type;
-use super::{failure::Failure, output_file, terminal};
+use super::{choices, failure::Failure, output_file, terminal};
 use clap::builder::PossibleValuesParser;
 use halfwarp::Config;
-use halfwarp::quantize::{QuantizeError, random_checkpoint};
+use halfwarp::quantize::{Mix, QuantizeError, random_checkpoint};
 use std::fs::{self, File};
 use std::path::PathBuf;
 
@@ -30,8 +29,8 @@ pub struct Args {
     #[arg(value_hint = clap::ValueHint::DirPath)]
     out: PathBuf,
     /// Write GGUF with weights of this type [default: safetensors in f16]
-    #[arg(long = "type", value_name = "TYPE", value_enum)]
-    mix: Option<Type>,
+    #[arg(long = "type", value_name = "TYPE", value_parser = choices::mix())]
+    mix: Option<Mix>,
 }
 
 /// Writes the model.
@@ -44,8 +43,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     fs::create_dir_all(out).map_err(cannot)?;
     output_file::check(&path)?;
     output_file::write_whole(&path, |partial| {
-        let mix = mix.map(Into::into);
-        random_checkpoint(&config(json), name, mix, File::create(partial)?)?;
+        random_checkpoint(&config(json), name, *mix, File::create(partial)?)?;
         match mix {
             Some(_) => Ok::<(), QuantizeError>(()),
             None => Ok(fs::write(out.join("config.json"), json)?),
@@ -64,7 +62,7 @@ fn config(json: &str) -> Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use halfwarp::quantize::{Mix, random_tensors};
+    use halfwarp::quantize::random_tensors;
 
     /// The parameter counts are those of the real checkpoints' `model.safetensors.index.json` / model card.
     #[test]

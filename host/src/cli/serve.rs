@@ -1,9 +1,9 @@
 //! `halfwarp serve`.
 
 use super::model::{EngineArgs, Serving};
-use super::{failure::Failure, interrupt, prompt::TemplateArgs, terminal};
-use clap::ValueEnum;
+use super::{choices, failure::Failure, interrupt, prompt::TemplateArgs, terminal};
 use clap::builder::NonEmptyStringValueParser;
+use clap::builder::TypedValueParser;
 use halfwarp::server::{
     SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_host, is_origin,
 };
@@ -81,8 +81,8 @@ struct ServerArgs {
     #[arg(long, value_name = "N")]
     kv_cache_tokens: Option<NonZeroUsize>,
     /// In which order requests are served
-    #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyArg::Fcfs)]
-    scheduling_policy: PolicyArg,
+    #[arg(long, value_parser = policy(), value_name = "POLICY", default_value = "fcfs")]
+    scheduling_policy: SchedulingPolicy,
     /// Requests that wait for those that run; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 512)]
     max_queue: usize,
@@ -104,21 +104,12 @@ struct ServerArgs {
 }
 
 /// In which order requests are served.
-#[derive(Clone, Copy, ValueEnum)]
-enum PolicyArg {
-    /// As they come
-    Fcfs,
-    /// By the priority that they ask for, the lowest first
-    Priority,
-}
-
-impl From<PolicyArg> for SchedulingPolicy {
-    fn from(policy: PolicyArg) -> Self {
-        match policy {
-            PolicyArg::Fcfs => SchedulingPolicy::Fcfs,
-            PolicyArg::Priority => SchedulingPolicy::Priority,
-        }
-    }
+fn policy() -> impl TypedValueParser<Value = SchedulingPolicy> {
+    let priority = "By the priority that they ask for, the lowest first";
+    choices::one_of([
+        ("fcfs", "As they come", SchedulingPolicy::Fcfs),
+        ("priority", priority, SchedulingPolicy::Priority),
+    ])
 }
 
 /// Serves until SIGTERM or SIGINT.
@@ -181,7 +172,7 @@ impl ServerArgs {
             max_body_bytes: self.max_body_bytes,
             max_choices: self.max_choices,
             service: ServiceOptions { max_waiting: self.max_queue },
-            scheduling_policy: self.scheduling_policy.into(),
+            scheduling_policy: self.scheduling_policy,
             chat_template_kwargs: Map::new(),
             parse_special_in_content: false,
             reasoning: Reasoning::Auto,

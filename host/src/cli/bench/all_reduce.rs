@@ -1,8 +1,8 @@
 //! `halfwarp bench all-reduce`.
 
 use super::kernels::failure;
-use crate::cli::{failure::Failure, model::CollectivesArg, terminal};
-use halfwarp::bench::all_reduce;
+use crate::cli::{choices, failure::Failure, terminal};
+use halfwarp::{Collectives, bench::all_reduce};
 use std::num::NonZeroUsize;
 
 /// Arguments of `halfwarp bench all-reduce`.
@@ -20,8 +20,8 @@ pub struct AllReduceArgs {
     )]
     bytes: Vec<usize>,
     /// Whose kernels
-    #[arg(long, value_enum, default_value_t = CollectivesArg::Halfwarp)]
-    collectives: CollectivesArg,
+    #[arg(long, value_parser = choices::collectives(), default_value = "halfwarp")]
+    collectives: Collectives,
     /// Print one JSON object per line
     #[arg(long)]
     jsonl: bool,
@@ -34,7 +34,7 @@ pub fn run(args: &AllReduceArgs) -> Result<(), Failure> {
     }
     for &bytes in &args.bytes {
         let world = args.tensor_parallel_size.get();
-        let row = all_reduce::measure(world, bytes, args.collectives.into()).map_err(failure)?;
+        let row = all_reduce::measure(world, bytes, args.collectives).map_err(failure)?;
         terminal::print(&match args.jsonl {
             true => serde_json::json!(row).to_string() + "\n",
             false => format!("{bytes:>10} bytes {:>9.2} us  {}\n", row.us, row.gpu),

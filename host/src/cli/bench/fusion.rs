@@ -1,11 +1,11 @@
 //! `halfwarp bench fusion`.
 
-use super::kernels::{Type, failure};
-use crate::cli::{failure::Failure, model::TargetArg, terminal};
-use clap::ValueEnum;
+use super::kernels::failure;
+use crate::cli::{choices, failure::Failure, terminal};
+use clap::builder::TypedValueParser;
 use halfwarp::bench::fusion::{self, Form, ModelShape, Part, Row, Subject};
 use halfwarp::exec::{cuda, default_cubin_dir};
-use halfwarp::{Device, Target};
+use halfwarp::{Device, Precision, Target};
 use std::num::NonZeroUsize;
 
 /// Most rows of a step.
@@ -15,42 +15,29 @@ const MAX_ROWS: usize = 4096;
 #[derive(clap::Args)]
 pub struct FusionArgs {
     /// The model whose layer is computed, with random weights [default: both]
-    #[arg(long, value_enum, value_name = "MODEL")]
-    model_shape: Option<Shape>,
+    #[arg(long, value_parser = model_shape(), value_name = "MODEL")]
+    model_shape: Option<ModelShape>,
     /// Rows of a step: up to 64 sequences that decode after 511 positions, or one prompt
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,32,512")]
     rows: Vec<NonZeroUsize>,
     /// Type of the operands
-    #[arg(long, value_enum, default_value = "f16")]
-    dtype: Type,
+    #[arg(long, value_parser = choices::precision(), default_value = "f16")]
+    dtype: Precision,
     /// Where to run: auto, cuda, cuda:N; on the cpu launches and bytes are counted, and nothing is
     /// timed
     #[arg(long, default_value = "auto")]
     device: Device,
     /// Target of the kernels [default: the newest that the GPU runs, without one sm_90a]
-    #[arg(long, value_enum)]
-    target: Option<TargetArg>,
+    #[arg(long, value_parser = choices::target())]
+    target: Option<Target>,
     /// Print one JSON object per line
     #[arg(long)]
     jsonl: bool,
 }
 
 /// A model's sizes.
-#[derive(Clone, Copy, ValueEnum)]
-enum Shape {
-    #[value(name = "qwen2.5-0.5b")]
-    Qwen,
-    #[value(name = "phi-3-mini")]
-    Phi3,
-}
-
-impl From<Shape> for ModelShape {
-    fn from(shape: Shape) -> Self {
-        match shape {
-            Shape::Qwen => ModelShape::QWEN,
-            Shape::Phi3 => ModelShape::PHI3,
-        }
-    }
+fn model_shape() -> impl TypedValueParser<Value = ModelShape> {
+    choices::one_of([("qwen2.5-0.5b", "", ModelShape::QWEN), ("phi-3-mini", "", ModelShape::PHI3)])
 }
 
 /// Compares the forms of every part and prints a row for each.
@@ -68,7 +55,7 @@ pub fn run(args: &FusionArgs) -> Result<(), Failure> {
         }
     };
     let shapes = match args.model_shape {
-        Some(shape) => vec![shape.into()],
+        Some(shape) => vec![shape],
         None => vec![ModelShape::QWEN, ModelShape::PHI3],
     };
     if gpu.is_none() {
@@ -96,7 +83,7 @@ impl FusionArgs {
         shape: ModelShape,
         rows: usize,
     ) -> Result<Vec<Row>, Failure> {
-        let (precision, target) = (self.dtype.into(), self.target.map(Target::from));
+        let (precision, target) = (self.dtype, self.target);
         let measured = match gpu {
             Some(gpu) => {
                 let subject = Subject { gpu, target, precision, cubin_dir: default_cubin_dir() };

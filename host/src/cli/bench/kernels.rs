@@ -1,11 +1,7 @@
 //! `halfwarp bench kernels`.
 
 use super::baseline;
-use crate::cli::{
-    failure::Failure,
-    model::{GemmArg, TargetArg},
-    terminal,
-};
+use crate::cli::{choices, failure::Failure, terminal};
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use halfwarp::bench::{
@@ -36,14 +32,14 @@ pub struct KernelsArgs {
     #[arg(long, value_name = "FORMAT", value_parser = formats(), conflicts_with_all = ["dtype", "gemm", "accumulate", "target"])]
     weights: Option<WeightFormat>,
     /// Which GEMM kernels to time
-    #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
-    gemm: GemmArg,
+    #[arg(long, value_parser = choices::gemm(), default_value = "halfwarp")]
+    gemm: Gemm,
     /// Accumulators of GEMMs with more than 16 rows
     #[arg(long, value_enum, default_value_t = Accumulators::F32)]
     accumulate: Accumulators,
     /// Target of the kernels [default: the newest that the GPU runs]
-    #[arg(long, value_enum)]
-    target: Option<TargetArg>,
+    #[arg(long, value_parser = choices::target())]
+    target: Option<Target>,
     /// Only this shape, repeat it for more [default: shapes of real models]: M,N,K of C[M, N] = A[M, K] * B[N, K]^T;
     /// BATCH,HEADS,KV_HEADS,LEN,HEAD_DIM of attention, of prefill with ,full for full attention
     #[arg(long = "shape", value_name = "SIZES")]
@@ -70,24 +66,6 @@ enum Op {
     AttentionPrefill,
     /// Attention of one new token a sequence
     AttentionDecode,
-}
-
-/// Types of operands.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Type {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl From<Type> for Precision {
-    fn from(dtype: Type) -> Self {
-        match dtype {
-            Type::F32 => Precision::F32,
-            Type::F16 => Precision::F16,
-            Type::Bf16 => Precision::BF16,
-        }
-    }
 }
 
 /// Types of operands of kernels.
@@ -220,7 +198,7 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
 impl KernelsArgs {
     /// Whether every option has an operation that it is for.
     fn check(&self) -> Result<(), Failure> {
-        let gemm = Gemm::from(self.gemm);
+        let gemm = self.gemm;
         let of_gemm = gemm != Gemm::Halfwarp || self.accumulate != Accumulators::F32;
         let is_fp8_attention =
             self.dtype == OperandType::E4m3 && self.ops == [Op::AttentionPrefill];
@@ -251,7 +229,7 @@ impl KernelsArgs {
     }
 
     fn bench(&self, op: Op) -> Result<Bench, Failure> {
-        let (gpu, target) = (self.gpu, self.target.map(Target::from));
+        let (gpu, target) = (self.gpu, self.target);
         let cubin_dir = default_cubin_dir();
         match self.weights {
             Some(WeightFormat::Blocks(format)) => {
@@ -282,12 +260,12 @@ impl KernelsArgs {
             return Ok(Bench::Fp8(subject, self.shapes(gemm_shape, fp8::shapes)?));
         };
         if op == Op::Gemm {
-            let gemm = self.gemm.into();
             let accumulate = match self.accumulate {
                 Accumulators::F16 => Accumulate::F16,
                 _ => Accumulate::F32,
             };
-            let subject = gemm::Subject { gpu, gemm, accumulate, target, precision, cubin_dir };
+            let subject =
+                gemm::Subject { gpu, gemm: self.gemm, accumulate, target, precision, cubin_dir };
             subject.check().map_err(failure)?;
             return Ok(Bench::Gemm(subject, self.shapes(gemm_shape, gemm::shapes)?));
         }
