@@ -1,33 +1,16 @@
 //! `cargo xtask`: everything that is done to this repository besides `cargo build`.
 
-mod browser;
-mod clients;
-mod deny;
-mod dist;
-mod dynamo_demo;
-mod embed;
-mod emulate;
-mod http;
 #[cfg(test)]
 mod imports;
-mod kernel_crate;
-mod licenses;
-mod mission;
-mod options;
-mod picture;
+#[cfg_attr(not(feature = "tools"), allow(dead_code))]
 mod process;
-mod programs;
-mod ptxas;
-mod random;
-mod server;
 mod setup;
-mod soak;
+#[cfg(feature = "tools")]
+mod tools;
 #[cfg(test)]
 mod words;
 
 use anyhow::Result;
-use dynamo_demo::Place;
-use options::Options;
 use std::{env, ffi::OsString, process::ExitCode};
 
 const USAGE: &str = "\
@@ -93,35 +76,25 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             setup::run()?;
             process::show(process::cargo()?.args(TEST).args(&args[1..]))?;
         }
-        ["clients"] => clients::run()?,
-        ["browser", ..] => browser::run(&args[1..])?,
-        ["deny"] => deny::run()?,
-        ["dist"] => dist::run()?,
-        ["dynamo-demo"] | ["dynamo-demo", "--device", "cpu"] => dynamo_demo::run(Place::Cpu)?,
-        ["dynamo-demo", "--device", "cuda"] => dynamo_demo::run(Place::Cuda)?,
-        ["embed"] => embed::run()?,
-        ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
-        ["fuzz"] => fuzz()?,
-        ["picture"] => picture::run()?,
-        ["kernel-crate"] => kernel_crate::run()?,
-        ["mission"] => mission::run("f16")?,
-        ["mission", "--dtype", dtype @ ("f16" | "fp8")] => mission::run(dtype)?,
-        ["mission", "--dtype", dtype] => {
-            eprintln!("error: invalid value '{dtype}' for '--dtype <TYPE>': f16 or fp8");
-            return Ok(ExitCode::from(2));
-        }
-        ["ptxas", ref rest @ ..] => match ptxas::Options::parse(rest) {
-            Some(options) => ptxas::run(options)?,
-            None => return Ok(usage()),
-        },
-        ["json-schema", ..] => clients::json_schema(&args[1..])?,
-        ["soak", ref rest @ ..] => match Options::parse(rest, 10_000) {
-            Some(options) => soak::run(options)?,
-            None => return Ok(usage()),
-        },
-        _ => return Ok(usage()),
+        [] => return Ok(usage()),
+        [..] => return others(args),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The commands of the feature `tools`.
+#[cfg(feature = "tools")]
+fn others(args: &[OsString]) -> Result<ExitCode> {
+    tools::dispatch(args)
+}
+
+/// The same in this package with its default features, which a first build goes without.
+#[cfg(not(feature = "tools"))]
+fn others(args: &[OsString]) -> Result<ExitCode> {
+    let run = ["run", "--quiet", "--package", "xtask", "--"];
+    let status = process::cargo()?.args(run).args(args).status()?;
+    process::check_interrupt()?;
+    Ok(ExitCode::from(status.code().map_or(1, |code| code as u8)))
 }
 
 /// What is possible, for what is not.
@@ -138,10 +111,4 @@ fn demo() -> Result<()> {
     let mut halfwarp = process::halfwarp(&["--release"])?;
     eprintln!("\n$ {}", process::shell_line("halfwarp", &GENERATE));
     process::show(halfwarp.args(GENERATE))
-}
-
-/// Fuzz targets, and with them the library without its other features, under clippy.
-fn fuzz() -> Result<()> {
-    let mut clippy = process::guest_cargo(&process::repository().join("fuzz"), "clippy")?;
-    process::show(clippy.args(["--bins", "--", "-D", "warnings"]))
 }

@@ -8,10 +8,10 @@ mod valid;
 mod watch;
 mod wrong;
 
-use crate::{
+use crate::process;
+use crate::tools::{
     http::Client,
     options::Options,
-    process,
     random::SplitMix64,
     server::{Server, make_tiny_model},
 };

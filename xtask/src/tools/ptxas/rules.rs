@@ -1,7 +1,8 @@
 //! What the checks depend on besides the kernels: if it changes, every kernel is assembled again.
 
 use super::tools;
-use crate::{process, programs::sha256};
+use crate::process;
+use crate::tools::programs::sha256;
 use anyhow::{Context, Result};
 use std::{
     fs,

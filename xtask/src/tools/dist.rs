@@ -4,7 +4,8 @@
 //! directory: paths are remapped, and the archive has its files in one order, with no times and no
 //! owners. `CARGO_TARGET_DIR` says where it is built, as for any cargo.
 
-use crate::{licenses, process, programs::sha256};
+use crate::process;
+use crate::tools::{licenses, programs::sha256};
 use anyhow::{Context, Result};
 use flate2::{Compression, GzBuilder};
 use std::{

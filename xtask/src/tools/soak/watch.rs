@@ -1,7 +1,8 @@
 //! What the server itself shows: metrics, log, memory, and its end.
 
 use super::MARK;
-use crate::{http, process, server::Server};
+use crate::process;
+use crate::tools::{http, server::Server};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use std::{

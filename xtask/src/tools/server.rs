@@ -1,6 +1,7 @@
 //! The real `halfwarp serve` on the CPU, for what talks to it.
 
-use crate::{http, process};
+use crate::process;
+use crate::tools::http;
 use anyhow::{Context, Result, bail, ensure};
 use std::{
     ffi::OsStr,

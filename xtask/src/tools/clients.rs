@@ -1,7 +1,8 @@
 //! `cargo xtask clients`: the server, talked to by the clients that people use (openai-python, anthropic's client,
 //! langchain-openai, lm-eval), and used by agents: openai-agents, and Codex and Claude Code where there is npm.
 
-use crate::{process, server::Server, setup};
+use crate::tools::server::Server;
+use crate::{process, setup};
 use anyhow::{Result, ensure};
 use std::{ffi::OsString, fs, path::Path, path::PathBuf, process::Command};
 

@@ -1,6 +1,7 @@
 //! `cargo xtask deny`: cargo-deny holds dependencies to `deny.toml`: from the registry, under licences that are allowed.
 
-use crate::{process, programs::Program, setup};
+use crate::tools::programs::Program;
+use crate::{process, setup};
 use anyhow::Result;
 use std::process::Command;
 

@@ -1,6 +1,6 @@
 //! NVIDIA's assembler and disassembler; they need neither CUDA nor a GPU.
 
-use crate::programs::Program;
+use crate::tools::programs::Program;
 use anyhow::Result;
 use machine_code::Tools;
 use model_cache::Cache;

@@ -1,7 +1,8 @@
 //! The kernels of the repository, as the packages that embed them build them.
 
 use super::lock::Key;
-use crate::{process, programs::sha256};
+use crate::process;
+use crate::tools::programs::sha256;
 use anyhow::{Result, bail, ensure};
 use cuda_builder::{Arch, CudaBuilder, Ptx};
 use std::{path::Path, thread};

@@ -1,7 +1,7 @@
 //! Requests that the server has to answer.
 
 use super::MARK;
-use crate::random::SplitMix64;
+use crate::tools::random::SplitMix64;
 use serde_json::{Value, json};
 
 /// A path and what is sent there.

@@ -2,7 +2,8 @@
 
 use super::Place;
 use super::client::Client;
-use crate::{http, process};
+use crate::process;
+use crate::tools::http;
 use anyhow::{Context, Result, bail, ensure};
 use std::{
     array, fmt,

@@ -1,6 +1,7 @@
 //! `cargo xtask browser`: the server's page in Debian's Chromium, driven by Selenium from `tests/browser`.
 
-use crate::{clients, process, setup};
+use crate::tools::clients;
+use crate::{process, setup};
 use anyhow::{Result, ensure};
 use std::{ffi::OsString, path::Path, process::Command};
 

@@ -4,7 +4,7 @@ use super::{
     valid::{self, Post},
     wrong,
 };
-use crate::{
+use crate::tools::{
     http::{self, Client, Reply},
     random::SplitMix64,
 };

@@ -7,7 +7,7 @@ mod client;
 mod cluster;
 mod install;
 
-use crate::server;
+use crate::tools::server;
 use anyhow::{Result, anyhow, bail, ensure};
 use client::{Answer, Chat, Usage};
 use cluster::Cluster;

@@ -1,7 +1,7 @@
 //! Requests that the server has to refuse, or to take for what they happen to be.
 
 use super::valid;
-use crate::{http, random::SplitMix64};
+use crate::tools::{http, random::SplitMix64};
 use serde_json::{Value, json};
 
 /// A body that is not quite JSON: cut, or with bytes of another.
