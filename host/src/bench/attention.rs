@@ -20,7 +20,8 @@ use rayon::prelude::*;
 use self::sequences::{FILL_TOKENS, Sequences, TABLE_ROWS};
 pub use self::shape::{Shape, Step, decode_shapes, prefill_shapes};
 use super::kernels::{
-    BenchError, Calls, Row, calls_per_round, check_error, finish, num_copies, relative_error,
+    BenchError, Calls, Row, attend, calls_per_round, check_error, finish, num_copies,
+    relative_error,
 };
 use super::random::{RandomWeights, norm, normed};
 use crate::exec::cuda::CudaExecutor;
@@ -261,22 +262,10 @@ impl Bench {
         let q = normed(&row(tokens[position], 0)[..q_width], self.precision.operand());
         let q = &q[head * head_dim..][..head_dim];
         let k = q_width + head / (num_heads / num_kv_heads) * head_dim;
-        let score = |&token: &u32| {
-            let pairs = q.iter().zip(row(token, k));
-            let dot: f64 = pairs.map(|(&q, &k)| q * f64::from(k)).sum();
-            dot * f64::from(self.softmax_scale())
-        };
-        let tokens = &tokens[..visible];
-        let scores: Vec<f64> = tokens.iter().map(score).collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-        let sum: f64 = weights.iter().sum();
-        let mut out = vec![0.0; head_dim];
-        for (&token, weight) in tokens.iter().zip(weights) {
-            let v = row(token, k + kv_width);
-            out.iter_mut().zip(v).for_each(|(out, &v)| *out += weight / sum * f64::from(v));
-        }
-        out
+        let [k, v] = [k, k + kv_width].map(|start| {
+            tokens[..visible].iter().map(|&token| row(token, start)).collect::<Vec<_>>()
+        });
+        attend(self.softmax_scale(), q, &k, &v)
     }
 }
 

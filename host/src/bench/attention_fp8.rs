@@ -7,7 +7,6 @@ use std::path::PathBuf;
 
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
-use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::f16;
 use kernels::Rows;
 use kernels::attention::sm90::NUM_COUNTERS;
@@ -22,7 +21,8 @@ use rayon::prelude::*;
 
 use super::attention::{Shape, Step};
 use super::kernels::{
-    BenchError, Row, calls_per_round, check_error, num_copies, relative_error, us_per_call_of,
+    BenchError, Row, attend, calls_per_round, check_error, num_copies, relative_error,
+    us_per_call_of, with_maps,
 };
 use super::random::RandomWeights;
 use crate::exec::ExecError;
@@ -230,17 +230,7 @@ impl Inputs {
         let q = &self.quantised(&seq_tokens[token..=token], head * head_dim)[0];
         let k = self.quantised(seen, self.q_width() + kv_head * head_dim);
         let v = self.quantised(seen, self.q_width() + self.kv_width() + kv_head * head_dim);
-        let scale = f64::from(self.softmax_scale());
-        let score = |k: &Vec<f64>| scale * q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>();
-        let scores: Vec<f64> = k.iter().map(score).collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-        let sum: f64 = weights.iter().sum();
-        let mut out = vec![0.0; head_dim];
-        for (weight, v) in weights.iter().zip(&v) {
-            out.iter_mut().zip(v).for_each(|(out, v)| *out += weight / sum * v);
-        }
-        out
+        attend(self.softmax_scale(), q, &k, &v)
     }
 }
 
@@ -369,13 +359,6 @@ impl Buffers {
         attention: &AttentionFp8,
         appended: &Appended,
     ) -> Result<Launch, ExecError> {
-        let mut failed = None;
-        let maps = &mut |spec: &TensorMapSpec| {
-            KernelBench::encode(spec).unwrap_or_else(|error| {
-                failed = Some(error);
-                EncodedTensorMap::NONE
-            })
-        };
         let [q_scale, k_scale, v_scale] = appended.scales;
         let [k_pool, v_pool] = appended.pools;
         let operands = AttentionFp8Operands {
@@ -388,7 +371,8 @@ impl Buffers {
             out: Rows::new(self.out, appended.q.row_stride),
             lse: DevicePtr::null(),
         };
-        let launch = attention.prefill(bench.gpu(), &self.seqs, &operands, self.counters, maps);
-        failed.map_or_else(|| one(launch), Err)
+        one(with_maps(KernelBench::encode, |maps| {
+            attention.prefill(bench.gpu(), &self.seqs, &operands, self.counters, maps)
+        })?)
     }
 }

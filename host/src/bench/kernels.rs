@@ -13,9 +13,11 @@
 use std::time::Duration;
 
 use cuda_std::launch::Launch;
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use serde::Serialize;
 
 use crate::exec::cuda::{CudaExecutor, KernelBench};
+use crate::exec::tensor_maps::{Encode, TensorMaps};
 use crate::exec::{ExecError, PreparedPlan};
 use crate::plan::{
     Bounds, Dtype, KvLayout, Numerics, Op, Plan, PlanBuilder, PlanError, Rows, View,
@@ -206,6 +208,41 @@ pub(super) fn relative_error(elements: impl IntoIterator<Item = (f32, f64)>) -> 
         norm += wanted.powi(2);
     }
     f64::sqrt(difference / norm)
+}
+
+/// Attention of one query in f64, over rows of keys and values that are at least as long.
+pub(super) fn attend<T: Copy + Into<f64>, R: AsRef<[T]>>(
+    softmax_scale: f32,
+    q: &[f64],
+    k: &[R],
+    v: &[R],
+) -> Vec<f64> {
+    let score = |k: &R| {
+        let products = q.iter().zip(k.as_ref()).map(|(q, &k)| q * k.into());
+        f64::from(softmax_scale) * products.sum::<f64>()
+    };
+    let scores: Vec<f64> = k.iter().map(score).collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let mut out = vec![0.0; q.len()];
+    for (weight, v) in weights.iter().zip(v) {
+        out.iter_mut().zip(v.as_ref()).for_each(|(out, &v)| *out += weight / sum * v.into());
+    }
+    out
+}
+
+/// What `make` makes with tensor maps.
+///
+/// # Errors
+/// As [`TensorMaps::finish`].
+pub(super) fn with_maps<T>(
+    encode: Encode,
+    make: impl FnOnce(&mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap) -> T,
+) -> Result<T, ExecError> {
+    let mut maps = TensorMaps::new(encode);
+    let made = make(&mut |spec| maps.encode(spec));
+    maps.finish().map(|()| made)
 }
 
 /// `error`, where it is at most `bound`.

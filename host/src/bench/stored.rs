@@ -15,6 +15,7 @@ use rand_chacha::ChaCha8Rng;
 use super::gemm::Shape;
 use super::kernels::{
     BenchError, Row, calls_per_round, check_error, num_copies, relative_error, us_per_call_of,
+    with_maps,
 };
 use crate::exec::ExecError;
 use crate::exec::cuda::KernelBench;
@@ -130,17 +131,7 @@ pub(super) fn measure(
 }
 
 fn launches_of(layer: &dyn Layer, call: &Call) -> Result<Vec<Launch>, ExecError> {
-    let mut failed = None;
-    let maps = &mut |spec: &TensorMapSpec| {
-        KernelBench::encode(spec).unwrap_or_else(|error| {
-            failed = Some(error);
-            EncodedTensorMap::NONE
-        })
-    };
-    let made = layer.launches(call, maps);
-    if let Some(error) = failed {
-        return Err(error);
-    }
+    let made = with_maps(KernelBench::encode, |maps| layer.launches(call, maps))?;
     made.map_err(|why| ExecError::Unsupported {
         op: format!("a linear layer in {}", layer.names().1),
         why: why.to_string(),

@@ -47,10 +47,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut bad_input = None;
     let mut summary = None;
-    let mut bar = terminal::quantizing_bar();
+    let bar = terminal::quantizing_bar();
     let written = output_file::write_whole(&args.output, |partial| {
         let out = BufWriter::new(File::create(partial)?);
-        match quantize(&model, args.mix, out, &mut bar) {
+        match quantize(&model, args.mix, out, &bar) {
             Ok(done) => {
                 summary = Some(done);
                 Ok(())

@@ -15,20 +15,18 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// A progress bar for the weights, called with bytes done and bytes in total. Nothing is drawn
 /// where stderr is not a terminal.
 pub fn loading_bar() -> impl Fn(usize, usize) + Sync {
-    let bar = bar("loading {wide_bar} {bytes}/{total_bytes}");
-    move |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-        if done >= total {
-            bar.finish_and_clear();
-        }
-    }
+    called("loading {wide_bar} {bytes}/{total_bytes}")
 }
 
 /// A progress bar for quantising, called with elements done and in total. Nothing is drawn where
 /// stderr is not a terminal.
-pub fn quantizing_bar() -> impl FnMut(usize, usize) {
-    let bar = bar("quantizing {wide_bar} {percent} %");
+pub fn quantizing_bar() -> impl Fn(usize, usize) {
+    called("quantizing {wide_bar} {percent} %")
+}
+
+/// A bar that is called with what is done and all there is, and gone at the end.
+fn called(template: &str) -> impl Fn(usize, usize) + Sync {
+    let bar = bar(template);
     move |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);

@@ -15,7 +15,7 @@ mod memory;
 mod observe;
 mod prepared;
 mod sample;
-mod tensor_maps;
+pub(crate) mod tensor_maps;
 #[cfg(test)]
 mod testing;
 

@@ -2,7 +2,6 @@
 
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Launch};
-use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::f16;
 use kernels::Rows;
 use kernels::attention::prefill_cluster::Fp8Operands;
@@ -13,8 +12,9 @@ use kernels::kv_cache::PAGE_SIZE;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::super::kernels::{attend, with_maps};
 use super::{Kernel, MissionError, Row};
-use crate::exec::ExecError;
+use crate::exec::{ExecError, tensor_maps::Encode};
 use crate::plan::Dtype;
 
 /// The shape: one sequence.
@@ -28,9 +28,6 @@ const SOFTMAX_SCALE: f32 = 0.125;
 
 /// Bytes of the output.
 pub(super) const OUT_BYTES: usize = 2 * SEQ_LEN * WIDTH;
-
-/// Makes a tensor map.
-type Encode = fn(&TensorMapSpec) -> Result<EncodedTensorMap, ExecError>;
 
 /// Allocates memory by name, initial content and bytes; its address.
 type Alloc<'a> = dyn FnMut(&'static str, &[u8], usize) -> Result<u64, ExecError> + 'a;
@@ -200,17 +197,9 @@ impl Inputs {
                     v_pool: DevicePtr::new(v_pool),
                     out: Rows::new(DevicePtr::new(out), WIDTH),
                 };
-                let mut failed = None;
-                let mut maps = |spec: &TensorMapSpec| {
-                    encode(spec).unwrap_or_else(|error| {
-                        failed = Some(error);
-                        EncodedTensorMap::NONE
-                    })
-                };
-                let launch = attention.prefill(gpu, &seqs, &operands, &workspace, &mut maps)?;
-                if let Some(error) = failed {
-                    return Err(error.into());
-                }
+                let launch = with_maps(encode, |maps| {
+                    attention.prefill(gpu, &seqs, &operands, &workspace, maps)
+                })??;
                 return Ok(Call { launch: launch.expect("there are tokens"), out });
             }
             Kernel::Fp8Strict => Mode::Strict,
@@ -282,17 +271,9 @@ fn reference(causal: bool, [q, k, v]: [&[f64]; 3]) -> Vec<f64> {
         for position in 0..SEQ_LEN {
             let q = row(q, position, head);
             let keys = if causal { position + 1 } else { SEQ_LEN };
-            let dot = |k: &Vec<f64>| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>();
-            let scores: Vec<f64> =
-                k[..keys].iter().map(|k| f64::from(SOFTMAX_SCALE) * dot(k)).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-            let total: f64 = weights.iter().sum();
             let at = position * WIDTH + head * HEAD_DIM;
-            for (weight, v) in weights.iter().zip(&v) {
-                let sums = out[at..at + HEAD_DIM].iter_mut();
-                sums.zip(v).for_each(|(sum, v)| *sum += weight / total * v);
-            }
+            let attended = attend(SOFTMAX_SCALE, &q, &k[..keys], &v[..keys]);
+            out[at..at + HEAD_DIM].copy_from_slice(&attended);
         }
     }
     out
