@@ -1,7 +1,7 @@
 //! `cargo xtask clients`: the server, talked to by the clients that people use (openai-python, anthropic's client,
 //! langchain-openai, lm-eval), and used by agents: openai-agents, and Codex and Claude Code where there is npm.
 
-use crate::tools::server::Server;
+use crate::tools::{programs, server::Server};
 use crate::{process, setup};
 use anyhow::{Result, ensure};
 use std::{ffi::OsString, fs, path::Path, path::PathBuf, process::Command};
@@ -87,17 +87,6 @@ fn node_modules(scripts: &Path) -> Result<Option<PathBuf>> {
 /// If they cannot be installed.
 pub fn python() -> Result<PathBuf> {
     let requirements = process::repository().join(SCRIPTS).join(REQUIREMENTS);
-    let dir = process::cache_dir()?.join("clients");
-    let (python, installed) = (dir.join("bin/python"), dir.join(REQUIREMENTS));
     let wanted = fs::read_to_string(&requirements)?;
-    if fs::read_to_string(&installed).is_ok_and(|installed| installed == wanted) {
-        return Ok(python);
-    }
-    eprintln!("clients: {}", dir.display());
-    process::progress(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&dir))?;
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"];
-    process::progress(Command::new(&python).args(pip).arg(requirements))?;
-    // Last: an environment without it is made again.
-    fs::write(installed, wanted)?;
-    Ok(python)
+    programs::python("clients", &wanted, &[&["-r", &requirements.to_string_lossy()]])
 }

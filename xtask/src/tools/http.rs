@@ -7,6 +7,7 @@ use std::{
     net::TcpStream,
     time::Duration,
 };
+use ureq::http::Response;
 
 /// A request that takes longer hangs: large bodies wait for each other.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -50,8 +51,16 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub fn post(&self, path: &str, body: &Value) -> Result<Reply> {
+        reply(self.send(path, body))
+    }
+
+    /// The response to `body`, whose own body comes as it is read.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn send(&self, path: &str, body: &Value) -> Result<Response<ureq::Body>, ureq::Error> {
         let request = self.agent.post(self.url(path));
-        reply(request.header("Content-Type", "application/json").send(body.to_string()))
+        request.header("Content-Type", "application/json").send(body.to_string())
     }
 
     fn url(&self, path: &str) -> String {
@@ -59,7 +68,7 @@ impl Client {
     }
 }
 
-fn reply(response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Reply> {
+fn reply(response: Result<Response<ureq::Body>, ureq::Error>) -> Result<Reply> {
     let response = response?;
     let status = response.status().as_u16();
     let body = response.into_body().read_to_vec()?;

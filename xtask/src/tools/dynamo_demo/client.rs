@@ -1,15 +1,12 @@
 //! A client of the frontend: chats, whole and streamed.
 
 use super::cluster::MODEL;
+use crate::tools::http;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
-use std::{
-    io::{BufRead, BufReader, Lines},
-    time::Duration,
-};
+use std::io::{BufRead, BufReader, Lines};
 
 const CHAT: &str = "/v1/chat/completions";
-const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A conversation.
 pub struct Chat {
@@ -71,19 +68,12 @@ impl Usage {
 }
 
 /// A client of the frontend at 127.0.0.1.
-pub struct Client {
-    url: String,
-    agent: ureq::Agent,
-}
+pub struct Client(http::Client);
 
 impl Client {
     /// Client of the frontend at `port`.
     pub fn new(port: u16) -> Self {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(TIMEOUT))
-            .build();
-        Client { url: format!("http://127.0.0.1:{port}"), agent: config.into() }
+        Client(http::Client::new(&format!("127.0.0.1:{port}")))
     }
 
     /// Workers that the frontend has found for the model.
@@ -91,10 +81,7 @@ impl Client {
     /// # Errors
     /// If it does not answer.
     pub fn num_workers(&self) -> Result<usize> {
-        let get = |path: &str| -> Result<Value> {
-            let body = self.agent.get(format!("{}{path}", self.url)).call()?.into_body();
-            Ok(serde_json::from_slice(&body.into_with_config().read_to_vec()?)?)
-        };
+        let get = |path| -> Result<Value> { Ok(serde_json::from_slice(&self.0.get(path)?.body)?) };
         let models = get("/v1/models")?;
         let models = models["data"].as_array().context("no models")?;
         ensure!(models.iter().any(|model| model["id"] == MODEL), "the model is not there yet");
@@ -131,8 +118,7 @@ impl Client {
     }
 
     fn post(&self, body: &Value) -> Result<BufReader<ureq::BodyReader<'static>>> {
-        let request = self.agent.post(format!("{}{CHAT}", self.url));
-        let response = request.header("Content-Type", "application/json").send(body.to_string())?;
+        let response = self.0.send(CHAT, body)?;
         let (status, body) = (response.status(), response.into_body());
         if !status.is_success() {
             bail!("{status}: {}", body.into_with_config().read_to_string()?);

@@ -3,7 +3,7 @@
 use super::Place;
 use super::client::Client;
 use crate::process;
-use crate::tools::http;
+use crate::tools::server;
 use anyhow::{Context, Result, bail, ensure};
 use std::{
     array, fmt,
@@ -162,16 +162,11 @@ impl Cluster {
     }
 
     fn metrics(&self, worker: usize) -> Result<String> {
-        let address = format!("127.0.0.1:{}", self.workers[worker].port);
-        let reply = http::exchange(&address, &http::get("/metrics"))?.context("no metrics")?;
-        Ok(String::from_utf8(reply.body)?)
+        server::metrics(&format!("127.0.0.1:{}", self.workers[worker].port))
     }
 
     fn metric(&self, worker: usize, name: &str) -> Result<usize> {
-        let text = self.metrics(worker)?;
-        let start = format!("halfwarp:{name}{{");
-        let line = text.lines().find(|line| line.starts_with(&start)).context("no such metric")?;
-        Ok(line.rsplit(' ').next().unwrap_or_default().parse()?)
+        Ok(server::metric(&self.metrics(worker)?, name)? as usize)
     }
 
     /// The worker that Dynamo knows by `id`.

@@ -1,9 +1,10 @@
 //! What the demo needs: tools, Dynamo's frontend, the worker.
 
 use crate::process;
+use crate::tools::programs;
 use anyhow::Result;
 use std::{
-    env, fmt, fs,
+    env, fmt,
     path::{PathBuf, absolute},
     process::{Command, Stdio},
 };
@@ -56,26 +57,11 @@ pub fn check_tools() -> Result<(), Missing> {
 /// Python with Dynamo's frontend, in a virtual environment in the cache.
 ///
 /// # Errors
-/// [`Missing::Frontend`], or if the cache cannot be written.
-pub fn frontend() -> Result<PathBuf> {
-    let dir = process::cache_dir()?.join("dynamo");
-    let (python, mark) = (dir.join("bin/python"), dir.join("installed"));
+/// [`Missing::Frontend`].
+pub fn frontend() -> Result<PathBuf, Missing> {
     let wanted = format!("{FRONTEND}\n{}\n", NEEDED.join("\n"));
-    if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
-        return Ok(python);
-    }
-    eprintln!("Dynamo's frontend: {}", dir.display());
-    let missing = |error: anyhow::Error| Missing::Frontend(format!("{error:#}"));
-    process::progress(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&dir))
-        .map_err(missing)?;
-    for packages in [&["--no-deps", FRONTEND][..], &NEEDED] {
-        let mut pip = Command::new(&python);
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-        process::progress(pip.args(packages)).map_err(missing)?;
-    }
-    // Last: an environment without it is made again.
-    fs::write(mark, wanted)?;
-    Ok(python)
+    programs::python("dynamo", &wanted, &[&["--no-deps", FRONTEND], &NEEDED])
+        .map_err(|error| Missing::Frontend(format!("{error:#}")))
 }
 
 /// The worker's program, built if it has to be.
@@ -97,6 +83,7 @@ pub fn worker() -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn the_frontend_and_the_crates_are_of_one_version() {
