@@ -9,11 +9,10 @@ mod parts;
 #[cfg(all(test, feature = "emulator"))]
 mod tests;
 
-use std::path::PathBuf;
-
 use serde::Serialize;
 
 use self::parts::Calls;
+pub use super::attention::Subject;
 use super::kernels::{
     BenchError, calls_per_round, check_error, num_copies, relative_error, us_per_call,
 };
@@ -112,19 +111,6 @@ impl Part {
             Part::Layer => &[Form::Fused, Form::Unfused, Form::Materialized],
         }
     }
-}
-
-/// What is measured.
-#[derive(Clone, Debug)]
-pub struct Subject {
-    /// The number of the GPU.
-    pub gpu: usize,
-    /// What the kernels are compiled for; `None`: the newest that the GPU can run.
-    pub target: Option<Target>,
-    /// Type of the operands and of the cache.
-    pub precision: Precision,
-    /// As [`GpuOptions::cubin_dir`].
-    pub cubin_dir: Option<PathBuf>,
 }
 
 /// One form of a part.

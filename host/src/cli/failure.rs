@@ -7,6 +7,7 @@ use halfwarp::{
     plan::{BudgetError, Dtype, Fits},
 };
 use hub::HubError;
+use machine_code::{FindError, ToolError};
 use model_cache::FetchError;
 use std::{error::Error, fmt, io, iter, process::ExitCode};
 
@@ -75,28 +76,26 @@ impl From<OpenError> for Failure {
     }
 }
 
-impl From<ResolveError> for Failure {
-    fn from(error: ResolveError) -> Self {
-        Failure::Input(error.to_string())
-    }
+/// Errors whose message is what the user is told.
+macro_rules! told {
+    ($($error:ty: $kind:ident),*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Failure::$kind(error.to_string())
+            }
+        }
+    )*};
 }
 
-impl From<FetchError> for Failure {
-    fn from(error: FetchError) -> Self {
-        Failure::Environment(error.to_string())
-    }
-}
+told!(
+    ResolveError: Input, FetchError: Environment, TextError: Input, FindError: Input,
+    ToolError: Environment
+);
 
 impl From<HubError> for Failure {
     fn from(error: HubError) -> Self {
         let message = error.to_string();
         if error.is_mistake() { Failure::Input(message) } else { Failure::Environment(message) }
-    }
-}
-
-impl From<TextError> for Failure {
-    fn from(error: TextError) -> Self {
-        Failure::Input(error.to_string())
     }
 }
 

@@ -1,7 +1,7 @@
 //! NVIDIA's tools, where they are installed: nothing is fetched.
 
 use crate::cli::{failure::Failure, terminal};
-use machine_code::{FindError, ToolError, Tools};
+use machine_code::Tools;
 use rayon::prelude::*;
 
 /// What makes the tools known.
@@ -26,16 +26,4 @@ pub fn for_each<I: Sync, T: Send>(
 ) -> Result<Vec<T>, Failure> {
     let bar = terminal::kernels_bar(items.len());
     items.par_iter().map(|item| work(item).inspect(|_| bar.inc(1))).collect()
-}
-
-impl From<FindError> for Failure {
-    fn from(error: FindError) -> Self {
-        Failure::Input(error.to_string())
-    }
-}
-
-impl From<ToolError> for Failure {
-    fn from(error: ToolError) -> Self {
-        Failure::Environment(error.to_string())
-    }
 }
