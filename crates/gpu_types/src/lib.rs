@@ -3,6 +3,7 @@
 #![cfg_attr(not(test), no_std)]
 
 mod accumulate;
+mod activation;
 mod block_format;
 mod cache;
 mod dtype;
@@ -11,6 +12,7 @@ mod geometry;
 mod target;
 
 pub use accumulate::Accumulate;
+pub use activation::Activation;
 pub use block_format::{BlockFacts, BlockFormat, OnGpu, TILE_K, TILE_ROWS, TileLayout, UNIT_K};
 pub use cache::CacheType;
 pub use dtype::{Dtype, FP8_BLOCK};

@@ -9,6 +9,7 @@ use crate::loaded::Model;
 use crate::model::{Config, Family, Names, Rope, RopeScaling, yarn_attention_factor};
 use crate::text::gguf_tokenizer;
 use crate::weights::gguf::{Metadata, Value};
+use gpu_types::Activation;
 
 /// The model in `dir` as GGUF describes it.
 pub(super) fn source<'a>(model: &'a Model, dir: &Path) -> Result<Source<'a>, QuantizeError> {
@@ -39,6 +40,9 @@ fn architecture(family: Family) -> &'static str {
 
 /// The metadata that follows from the configuration.
 pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeError> {
+    if config.activation != Activation::Silu {
+        return Err(QuantizeError::NoKey("an activation other than silu"));
+    }
     let architecture = architecture(config.family);
     let mut keys = vec![("general.architecture".into(), Value::String(architecture.into()))];
     let mut put = |key: &str, value| keys.push((format!("{architecture}.{key}"), value));

@@ -8,6 +8,7 @@ use super::{Config, ConfigError, Family, range};
 use crate::model::names::Names;
 use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
 use crate::weights::{Checkpoint, WeightsError, gguf};
+use gpu_types::Activation;
 
 /// What a configuration has to know about the tensors of its file.
 pub(crate) trait Tensors {
@@ -71,6 +72,7 @@ impl Config {
             hidden_size,
             intermediate_size: fields
                 .required_count("feed_forward_length", range::INTERMEDIATE_SIZE)?,
+            activation: Activation::Silu,
             num_heads,
             num_kv_heads: fields
                 .count("attention.head_count_kv", range::NUM_HEADS)?

@@ -2,6 +2,7 @@
 
 use super::fields::{Fields, POSITIVE};
 use super::{Config, ConfigError, Family, range, rope_hf};
+use gpu_types::Activation;
 use serde_json::Value;
 
 /// What transformers' config class of a family takes for a field that config.json leaves out.
@@ -65,10 +66,13 @@ impl Config {
             None if fields.has("num_key_value_heads") => num_heads,
             None => defaults.num_kv_heads.unwrap_or(num_heads),
         };
-        let hidden_act = fields.text("hidden_act")?;
-        if hidden_act.is_some_and(|act| act != "silu" && act != "swish") {
-            return Err(fields.invalid("hidden_act", "only `silu` is known"));
-        }
+        let activation = match fields.text("hidden_act")? {
+            Some(name) => Activation::from_config(&name).ok_or_else(|| {
+                let known = Activation::ALL.map(|known| known.config_names().join(", ")).join(", ");
+                fields.invalid("hidden_act", format!("known are {known}"))
+            })?,
+            None => Activation::Silu,
+        };
         let flag = |field| fields.flag(field, false);
         let attention_bias =
             matches!(family, Family::Llama | Family::Qwen3) && flag("attention_bias")?;
@@ -80,6 +84,7 @@ impl Config {
             hidden_size,
             intermediate_size: fields
                 .required_count("intermediate_size", range::INTERMEDIATE_SIZE)?,
+            activation,
             num_heads,
             num_kv_heads,
             head_dim,

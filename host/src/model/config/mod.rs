@@ -9,6 +9,7 @@ mod tests;
 
 use super::rope::{Rope, RopeScaling};
 use crate::weights::WeightsError;
+use gpu_types::Activation;
 use std::ops::RangeInclusive;
 
 /// A family of models.
@@ -56,6 +57,8 @@ pub struct Config {
     pub hidden_size: usize,
     /// Elements between gate/up and down.
     pub intermediate_size: usize,
+    /// What the gate goes through.
+    pub activation: Activation,
     /// Query heads; a multiple of `num_kv_heads`.
     pub num_heads: usize,
     /// KV heads.

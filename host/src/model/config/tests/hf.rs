@@ -285,7 +285,7 @@ fn rejects_what_no_model_has() {
         ("model_type", json!("mamba"), "known are llama, mistral, qwen2, qwen3, phi3"),
         ("model_type", json!("\u{1b}[2J"), "`\\u{1b}[2J`"),
         ("model_type", json!(7), "`model_type` is 7: a string"),
-        ("hidden_act", json!("gelu"), "only `silu`"),
+        ("hidden_act", json!("relu"), "known are silu, swish"),
         ("hidden_size", json!(0), "`hidden_size` is 0"),
         ("hidden_size", json!(1u64 << 60), "`hidden_size` is 1152921504606846976"),
         ("hidden_size", json!(-2048), "`hidden_size` is -2048"),
