@@ -12,10 +12,12 @@
 // Register tiles are matrices: rows and columns are clearer by index.
 #![allow(clippy::needless_range_loop)]
 
+pub mod activation;
 pub mod all_reduce;
 pub mod attention;
 pub mod element;
 pub mod empty;
+pub mod gate_rows;
 pub mod gather_rows;
 pub mod gemm;
 
@@ -26,7 +28,6 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rope_append;
 pub mod sampling;
-pub mod silu_mul;
 pub mod tile;
 
 #[cfg(not(target_arch = "nvptx64"))]

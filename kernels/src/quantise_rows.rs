@@ -1,22 +1,22 @@
 //! Rows in E4M3 with a scale each, what tensor cores multiply with weights in E4M3:
 //! `scale[t] = max_i |y[t, i]| / 448`, `out[t, i] = y[t, i] / scale[t]`. `y` is x; of `_norm`
-//! instances RMSNorm of x; of `_silu` instances `silu(gate) * up`.
+//! instances RMSNorm of x; of gated ones `activation(gate) * up`.
 //!
 //! Shapes    x, gate, up `[num_rows, width]` f16 with row strides, x of a norm f32; weight of a norm
 //!           `[width]` f32; out `[max_rows, width]` E4M3, scale `[max_rows]` f32; width a multiple
 //!           of 8, rows 16-byte aligned.
 //! Launch    grid `(max_rows, 1, 1)`, block `(NUM_THREADS, 1, 1)`; shared memory for a row.
-//! Numerics  `y` is rounded to f16, as RmsNorm and SiluMul store it; then once to E4M3, to nearest
+//! Numerics  `y` is rounded to f16, as RmsNorm and GateRows store it; then once to E4M3, to nearest
 //!           even. A row of zeros has the scale 0. NaN stays; a row with an infinity has no finite
 //!           value.
 //! Bound     memory: an element of x, or of gate and up, and one of out for each column.
 //! Source    arXiv:2209.05433 (E4M3).
 
+use crate::activation::{GATES, Gate, NoGate};
 use crate::element::{Half, Number, VEC_ELEMS};
 use crate::rms_norm::{
     SEGMENT_ELEMS, Vector, num_segments, scale, scaled, segment_square_sum, sum_segments, weighted,
 };
-use crate::silu_mul::gated;
 use cuda_std::E4m3;
 use cuda_std::prelude::*;
 use half::f16;
@@ -27,70 +27,38 @@ const NUM_THREADS: u32 = 256;
 /// Warps of a block.
 const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
 
-/// What a row is made of.
-pub trait RowSource: 'static {
-    /// Whether it is the norm of `x`.
-    const NORMED: bool;
-
-    /// Eight columns, from `column` on, of the row at `x`; `other` is the weight of a norm, or the
-    /// row of up. `scale` is that of the norm.
-    ///
-    /// # Safety
-    /// 1. The columns are inside, and 16-byte aligned.
-    unsafe fn load(x: Global<()>, other: Global<()>, column: usize, scale: f32) -> Vector;
-}
-
-/// Rows of f16.
-pub struct Stored;
-
-/// RMSNorm of rows of f32.
-pub struct Normed;
-
-/// SwiGLU of rows of f16.
-pub struct Gated;
-
-impl RowSource for Stored {
-    const NORMED: bool = false;
-
-    #[inline(always)]
-    unsafe fn load(x: Global<()>, _: Global<()>, column: usize, _: f32) -> Vector {
-        // SAFETY: the caller's promise.
-        unsafe { f16::load_vector(x.cast(), column) }
-    }
-}
-
-impl RowSource for Normed {
-    const NORMED: bool = true;
-
-    #[inline(always)]
-    unsafe fn load(x: Global<()>, weight: Global<()>, column: usize, scale: f32) -> Vector {
-        // SAFETY: the caller's promise.
-        unsafe {
+/// Eight columns, from `column` on, of the row at `x`: normed, by `scale` and the weight `other`; as
+/// the gate of the row `other`; or as they are.
+///
+/// # Safety
+/// 1. The columns are inside, and 16-byte aligned.
+#[inline(always)]
+unsafe fn load<const NORMED: bool, A: Gate>(
+    x: Global<()>,
+    other: Global<()>,
+    column: usize,
+    scale: f32,
+) -> Vector {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if NORMED {
             let x = f32::load_vector(x.cast(), column);
-            scaled(weighted(x, f32::load_vector(weight.cast(), column)), scale)
+            return scaled(weighted(x, f32::load_vector(other.cast(), column)), scale);
         }
-    }
-}
-
-impl RowSource for Gated {
-    const NORMED: bool = false;
-
-    #[inline(always)]
-    unsafe fn load(gate: Global<()>, up: Global<()>, column: usize, _: f32) -> Vector {
-        // SAFETY: the caller's promise.
-        let (gate, up) =
-            unsafe { (f16::load_vector(gate.cast(), column), f16::load_vector(up.cast(), column)) };
-        let mut values = [0.0; VEC_ELEMS as usize];
-        for i in 0..VEC_ELEMS as usize {
-            values[i] = gated::<f16>(gate[i], up[i]);
+        let mut values = f16::load_vector(x.cast(), column);
+        if A::PARTS == 2 {
+            let up = f16::load_vector(other.cast(), column);
+            for i in 0..VEC_ELEMS as usize {
+                values[i] = A::apply::<f16>(values[i], up[i]);
+            }
         }
         values
     }
 }
 
 /// Shared memory of a block: the row in f16, sums of squares of its segments, a maximum a warp.
-const fn shared_bytes<S: RowSource>(width: u32) -> u32 {
-    width * 2 + 4 * (NUM_WARPS + if S::NORMED { num_segments(width) } else { 0 })
+const fn shared_bytes(width: u32, normed: bool) -> u32 {
+    width * 2 + 4 * (NUM_WARPS + if normed { num_segments(width) } else { 0 })
 }
 
 /// The scale of the norm of the row at `x`, to the bits of RmsNorm.
@@ -143,12 +111,13 @@ fn e4m3x4(low: u32, high: u32, inverse: f32) -> u32 {
     target(sm_90a),
     overlaps,
     instances(
-        quantise_rows_f16 = <Stored>,
-        quantise_rows_f16_norm = <Normed>,
-        quantise_rows_f16_silu = <Gated>
+        A in GATES,
+        quantise_rows_f16 = <false, NoGate>,
+        quantise_rows_f16_norm = <true, NoGate>,
+        quantise_rows_f16_{A} = <false, A>
     )
 )]
-pub unsafe fn quantise_rows<S: RowSource>(
+pub unsafe fn quantise_rows<const NORMED: bool, A: Gate>(
     num_rows: Global<u32>,
     width: u32,
     eps: f32,
@@ -176,7 +145,7 @@ pub unsafe fn quantise_rows<S: RowSource>(
         let (x, other) = (start(x, x_stride_bytes), start(other, other_stride_bytes));
         let values = dynamic_shared_mem::<u32>();
         let maxima = values.offset(width / 2).cast::<f32>();
-        let norm_scale = match S::NORMED {
+        let norm_scale = match NORMED {
             true => norm_scale(x.cast(), width, eps, maxima.offset(NUM_WARPS)),
             false => 1.0,
         };
@@ -186,7 +155,7 @@ pub unsafe fn quantise_rows<S: RowSource>(
         let mut max = 0.0;
         let mut column = first;
         while column < width {
-            let [a, b, c, d, e, f, g, h] = S::load(x, other, column as usize, norm_scale);
+            let [a, b, c, d, e, f, g, h] = load::<NORMED, A>(x, other, column as usize, norm_scale);
             let pairs = [(a, b), (c, d), (e, f), (g, h)].map(|(lo, hi)| f16::pack(lo, hi));
             unroll!(i in 0..4, {
                 let [lo, hi] = f16::unpack(pairs[i] & 0x7FFF_7FFF);
@@ -227,12 +196,14 @@ pub use launcher::{QuantiseRows, RowInput};
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
     use super::quantise_rows::{self, Instance};
-    use super::{Gated, NUM_THREADS, Normed, Stored, shared_bytes};
+    use super::{NUM_THREADS, shared_bytes};
     use crate::Rows;
+    use crate::activation::gate_of;
     use crate::element::VEC_ELEMS;
     use crate::operand::{is_aligned, untyped};
     use cuda_std::E4m3;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+    use gpu_types::Activation;
     use half::f16;
 
     /// Shared memory that a block may have on sm_90.
@@ -241,7 +212,7 @@ mod launcher {
     /// Most columns: a row, and the sums of a norm, are in shared memory.
     const MAX_WIDTH: u32 = 112_640;
 
-    const _: () = assert!(shared_bytes::<Normed>(MAX_WIDTH) <= MAX_SHARED_BYTES);
+    const _: () = assert!(shared_bytes(MAX_WIDTH, true) <= MAX_SHARED_BYTES);
 
     /// Rows in E4M3 with a scale each.
     #[derive(Clone, Copy, Debug)]
@@ -266,8 +237,10 @@ mod launcher {
             /// Added to the mean of squares.
             eps: f32,
         },
-        /// SwiGLU.
+        /// `activation(gate) * up`.
         Gated {
+            /// What `gate` goes through.
+            activation: Activation,
             /// `[max_rows, width]`.
             gate: Rows<f16>,
             /// `[max_rows, width]`.
@@ -297,34 +270,32 @@ mod launcher {
             let null = DevicePtr::<()>::null();
             let bytes =
                 |stride: usize, elem_bytes: usize| arg_u32("row stride", stride * elem_bytes);
-            let (instance, shared_bytes, eps, x, other, strides, aligned) = match *input {
+            let (normed, activation, eps, x, other, strides, aligned) = match *input {
                 RowInput::Stored(x) => {
-                    let (instance, aligned) = (Instance::quantise_rows_f16, x.is_aligned());
                     let strides = [bytes(x.row_stride, 2)?, 0];
-                    let shared = shared_bytes::<Stored>(width);
-                    (instance, shared, 0.0, x.untyped_ptr(), null, strides, aligned)
+                    (false, None, 0.0, x.untyped_ptr(), null, strides, x.is_aligned())
                 }
                 RowInput::Normed { x, weight, eps } => {
                     let aligned = x.is_aligned() && is_aligned(weight);
                     let strides = [bytes(x.row_stride, 4)?, 0];
-                    let (instance, weight) = (Instance::quantise_rows_f16_norm, untyped(weight));
-                    let shared = shared_bytes::<Normed>(width);
-                    (instance, shared, eps, x.untyped_ptr(), weight, strides, aligned)
+                    (true, None, eps, x.untyped_ptr(), untyped(weight), strides, aligned)
                 }
-                RowInput::Gated { gate, up } => {
+                RowInput::Gated { activation, gate, up } => {
                     let aligned = gate.is_aligned() && up.is_aligned();
                     let strides = [bytes(gate.row_stride, 2)?, bytes(up.row_stride, 2)?];
                     let (x, up) = (gate.untyped_ptr(), up.untyped_ptr());
-                    let shared = shared_bytes::<Gated>(width);
-                    (Instance::quantise_rows_f16_silu, shared, 0.0, x, up, strides, aligned)
+                    (false, Some(activation), 0.0, x, up, strides, aligned)
                 }
             };
+            let is_it = |i: Instance| i.normed() == normed && gate_of(i.a()) == activation;
+            let instance = Instance::find(is_it).expect("instances of all inputs");
             if !aligned || !is_aligned(out) {
                 let expected = "rows at multiples of 16 bytes";
                 return Err(LaunchError::Shape { what: "alignment", value: 1, expected });
             }
+            let shared_bytes = shared_bytes(width, normed) as usize;
             let geometry =
-                Geometry::new([self.max_rows, 1, 1], NUM_THREADS as usize, shared_bytes as usize)?;
+                Geometry::new([self.max_rows, 1, 1], NUM_THREADS as usize, shared_bytes)?;
             Ok(geometry.filter(|_| width > 0).map(|geometry| {
                 quantise_rows::Args {
                     num_rows,

@@ -1,6 +1,6 @@
-//! RoPE, the gate of SwiGLU, and the addition of a residual.
+//! RoPE, gates, and the addition of a residual.
 
-use halfwarp::plan::{Constant, Op, Precision};
+use halfwarp::plan::{Activation, Constant, Op, Precision};
 
 use crate::harness::{
     HALVES, Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv, suffix,
@@ -31,11 +31,11 @@ const HALF_ROPE_SHAPES: &[(usize, usize, usize, usize)] = &[
 ];
 
 /// Tokens, and columns.
-const SILU_SHAPES: &[(usize, usize)] =
+const GATE_SHAPES: &[(usize, usize)] =
     &[(1, 1), (1, 1536), (3, 255), (4, 256), (5, 257), (65, 33), (2, 4864), (7, 8192)];
 
 /// Shapes of 16-bit elements, whose rows are aligned.
-const HALF_SILU_SHAPES: &[(usize, usize)] =
+const HALF_GATE_SHAPES: &[(usize, usize)] =
     &[(1, 8), (1, 1536), (3, 264), (65, 40), (2, 4864), (7, 8192)];
 
 pub fn tests() -> Vec<Test> {
@@ -52,17 +52,20 @@ pub fn tests() -> Vec<Test> {
     for precision in HALVES {
         HALF_ROPE_SHAPES.iter().for_each(|&shape| add_rope(precision, shape));
     }
-    let mut add_silu = |precision: Precision, (rows, width): (usize, usize)| {
-        let name = format!("silu_mul::matches_oracle_{rows}x{width}{}", suffix(precision));
-        tests.push(Test::new(name, move |subject| {
-            silu_mul_matches_oracle(subject, precision, rows, width)
-        }));
+    let mut add_gates = |precision: Precision, (rows, width): (usize, usize)| {
+        for activation in Activation::ALL {
+            let op = activation.gate_name();
+            let name = format!("{op}::matches_oracle_{rows}x{width}{}", suffix(precision));
+            tests.push(Test::new(name, move |subject| {
+                gate_matches_oracle(subject, activation, precision, (rows, width))
+            }));
+        }
     };
-    SILU_SHAPES.iter().for_each(|&shape| add_silu(Precision::F32, shape));
+    GATE_SHAPES.iter().for_each(|&shape| add_gates(Precision::F32, shape));
     for precision in HALVES {
-        HALF_SILU_SHAPES.iter().for_each(|&shape| add_silu(precision, shape));
+        HALF_GATE_SHAPES.iter().for_each(|&shape| add_gates(precision, shape));
     }
-    for &(rows, width) in SILU_SHAPES {
+    for &(rows, width) in GATE_SHAPES {
         for in_place in [false, true] {
             let place = if in_place { "_in_place" } else { "" };
             let name = format!("add::is_the_sum_{rows}x{width}{place}");
@@ -120,11 +123,11 @@ fn rope_matches_oracle(
     check(subject, &[plan], &weights, &[Step { plan: 0, inputs, expected }])
 }
 
-fn silu_mul_matches_oracle(
+fn gate_matches_oracle(
     subject: Subject,
+    activation: Activation,
     precision: Precision,
-    rows: usize,
-    width: usize,
+    (rows, width): (usize, usize),
 ) -> Outcome {
     let mut input = Matrix::random(1, rows, 2 * width);
     // Gates up to 10, and some at which the exponential overflows; a few products that are beyond
@@ -139,11 +142,11 @@ fn silu_mul_matches_oracle(
     let x = setup.input("input", &input);
     let (gate, up) = (x.columns(0, width), x.columns(width, width));
     let out = setup.activation("out", width);
-    setup.plan.op(Op::SiluMul { gate, up, out });
+    setup.plan.op(Op::Gate { activation, gate, up, out });
     let bounds = bounds(rows, rows % 2 * 3);
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let (gate, up) = (input.columns(0..width), input.columns(width..2 * width));
-    let expected = oracle::silu_mul(&gate, &up, precision);
+    let expected = oracle::gate(activation, &gate, &up, precision);
     let expected = expected.into_iter().map(|value| value.stored(precision)).collect();
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
     check(subject, &[plan], &weights, &[step])

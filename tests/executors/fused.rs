@@ -3,9 +3,10 @@
 
 use halfwarp::exec::{ExecError, Want};
 use halfwarp::plan::{
-    Attention, Constant, Dtype, KvLayout, Linear, Op, Plan, Precision, RopeAppend, Rows,
+    Activation, Attention, Constant, Dtype, KvLayout, Linear, Op, Plan, Precision, RopeAppend, Rows,
 };
 use libtest_mimic::Completion;
+use std::iter;
 
 use crate::harness::{
     HALVES, Matrix, Setup, Step, Weights, bounds, check, one_sequence, smallest_kv, suffix,
@@ -32,7 +33,7 @@ struct Layer {
     rows: usize,
     k: usize,
     n: usize,
-    gated: bool,
+    gate: Option<Activation>,
     has_bias: bool,
 }
 
@@ -61,8 +62,8 @@ const HALF_ROPE_SHAPES: &[RopeShape] = &[
 pub fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     let mut add_linear = |layer: Layer| {
-        let Layer { precision, rows, k, n, gated, has_bias } = layer;
-        let form = if gated { "_gate" } else { "" };
+        let Layer { precision, rows, k, n, gate, has_bias } = layer;
+        let form = gate.map_or(String::new(), |gate| format!("_{}", gate.gate_name()));
         let bias = if has_bias { "_bias" } else { "" };
         let name = format!("norm_linear{form}::matches_oracle_{rows}x{n}x{k}{bias}");
         tests.push(Test::new(name + &suffix(precision), move |subject| {
@@ -71,8 +72,10 @@ pub fn tests() -> Vec<Test> {
     };
     for precision in Precision::ALL {
         let mut add = |rows, (k, n)| {
-            for (gated, has_bias) in [(false, true), (true, false), (true, true)] {
-                add_linear(Layer { precision, rows, k, n, gated, has_bias });
+            let gates = Activation::ALL.map(Some).into_iter();
+            let gates = gates.flat_map(|gate| [(gate, false), (gate, true)]);
+            for (gate, has_bias) in iter::once((None, true)).chain(gates) {
+                add_linear(Layer { precision, rows, k, n, gate, has_bias });
             }
         };
         for &rows in ROWS {
@@ -107,7 +110,7 @@ impl Layer {
     /// The operations one after the other, of these rows, with others in between or not; and the
     /// rows that come out.
     fn plan(&self, x_rows: &Matrix, apart: bool, batch_invariant: bool) -> (Plan, Weights) {
-        let &Layer { precision, rows, k, n, gated, has_bias } = self;
+        let &Layer { precision, rows, k, n, gate, has_bias } = self;
         let mut setup = Setup::new(precision);
         setup.numerics.batch_invariant = batch_invariant;
         let x = setup.f32_input("x", x_rows);
@@ -126,10 +129,10 @@ impl Layer {
         apart_from(&mut setup, "between norm and layer");
         setup.plan.op(Op::Linear(Linear { bias, ..Linear::new(operand, weight, linear_out) }));
         apart_from(&mut setup, "between layer and gate");
-        let out = if gated { setup.activation("out", n) } else { linear_out };
-        if gated {
+        let out = if gate.is_some() { setup.activation("out", n) } else { linear_out };
+        if let Some(activation) = gate {
             let (gate, up) = (linear_out.columns(0, n), linear_out.columns(n, n));
-            setup.plan.op(Op::SiluMul { gate, up, out });
+            setup.plan.op(Op::Gate { activation, gate, up, out });
         }
         // As of the residual stream, the rows before the norm are read again.
         let again = setup.plan.activation("x again", Rows::Logits, k, Dtype::F32);
@@ -139,7 +142,7 @@ impl Layer {
     }
 
     fn weight(&self) -> Matrix {
-        let rows = if self.gated { 2 * self.n } else { self.n };
+        let rows = if self.gate.is_some() { 2 * self.n } else { self.n };
         Matrix::random(3, rows, self.k).rounded(self.precision)
     }
 
@@ -152,7 +155,7 @@ impl Layer {
 /// Within the roundings in between; and, where rounding is the same, the bits of the operations
 /// that no executor can fuse.
 fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
-    let &Layer { precision, rows, k, n, gated, has_bias } = layer;
+    let &Layer { precision, rows, k, n, gate, has_bias } = layer;
     let x_rows = Matrix::random(1, rows, k);
     let stored = |values: Vec<oracle::Approx>| -> Vec<oracle::Approx> {
         values.into_iter().map(|value| value.stored(precision)).collect()
@@ -161,8 +164,8 @@ fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
     let operand = stored(oracle::rms_norm(&x_rows, &norm.data, EPS));
     let bias = has_bias.then_some(&bias.data[..]);
     let mut expected = stored(oracle::linear_of(&operand, k, &layer.weight(), bias));
-    if gated {
-        expected = stored(oracle::gated(&expected, n, precision));
+    if let Some(activation) = gate {
+        expected = stored(oracle::gated(activation, &expected, n, precision));
     }
     let (plan, weights) = layer.plan(&x_rows, false, false);
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };

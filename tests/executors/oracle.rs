@@ -1,7 +1,8 @@
 //! The operations in f64, as naively as they are defined.
 
+use ::oracle::{MAX_SLOPE, activate};
 use half::{bf16, f16};
-use halfwarp::plan::{Attention, CacheType, Dtype, Precision};
+use halfwarp::plan::{Activation, Attention, CacheType, Dtype, Precision};
 
 use crate::harness::Matrix;
 
@@ -138,17 +139,25 @@ pub fn rope(x: &Matrix, positions: &[u32], table: &Matrix, head_dim: usize) -> V
     out
 }
 
-/// `out = silu(gate) * up`, in f16 no larger than its largest number.
-pub fn silu_mul(gate: &Matrix, up: &Matrix, precision: Precision) -> Vec<Approx> {
+/// `out = activation(gate) * up`, in f16 no larger than its largest number.
+pub fn gate(
+    activation: Activation,
+    gate: &Matrix,
+    up: &Matrix,
+    precision: Precision,
+) -> Vec<Approx> {
     let max = if precision == Precision::F16 { 65504.0 } else { f64::INFINITY };
     let pairs = gate.data.iter().zip(&up.data);
     pairs
         .map(|(&gate, &up)| {
             let (gate, up) = (f64::from(gate), f64::from(up));
-            let value = (gate / (1.0 + (-gate).exp()) * up).clamp(-max, max);
-            // The exponential's argument is rounded before it is taken: an error of |gate|
-            // roundings. Its reciprocal is 0 where it would be less than a normal number.
-            let mut expected = Approx::new(value, 8.0 + 2.0 * gate.abs(), value.abs());
+            let activated = activate(activation, gate);
+            let value = (activated * up).clamp(-max, max);
+            let mut expected = Approx::new(value, 8.0, value.abs());
+            // An exponential's argument is rounded before it is taken, as if the gate were. Its
+            // reciprocal is 0 where it would be less than a normal number.
+            let rounded = activate(activation, gate * (1.0 + 3.0 * f64::from(f32::EPSILON)));
+            expected.tolerance += (up * (rounded - activated)).abs();
             expected.tolerance += (gate * up).abs() * 4.0 * f64::from(f32::MIN_POSITIVE);
             expected
         })
@@ -157,7 +166,12 @@ pub fn silu_mul(gate: &Matrix, up: &Matrix, precision: Precision) -> Vec<Approx>
 
 /// The gate of rows whose first half is gate's and whose second is up's, each element within its
 /// tolerance.
-pub fn gated(gate_up: &[Approx], width: usize, precision: Precision) -> Vec<Approx> {
+pub fn gated(
+    activation: Activation,
+    gate_up: &[Approx],
+    width: usize,
+    precision: Precision,
+) -> Vec<Approx> {
     let half = |start: usize| {
         let rows = gate_up.chunks(2 * width);
         let values = move |row: &[Approx]| row[start..start + width].to_vec();
@@ -167,13 +181,13 @@ pub fn gated(gate_up: &[Approx], width: usize, precision: Precision) -> Vec<Appr
         let data: Vec<f32> = half.iter().map(|x| x.value as f32).collect();
         Matrix { rows: data.len() / width, cols: width, data }
     };
-    let (gate, up) = (half(0), half(width));
-    let mut out = silu_mul(&matrix(&gate), &matrix(&up), precision);
-    for ((out, gate), up) in out.iter_mut().zip(&gate).zip(&up) {
-        // silu is no steeper than 1.1, and no larger than its argument.
+    let (gates, up) = (half(0), half(width));
+    let mut out = gate(activation, &matrix(&gates), &matrix(&up), precision);
+    for ((out, gate), up) in out.iter_mut().zip(&gates).zip(&up) {
+        // No activation is larger than its argument.
         let (gate_off, up_off) = (gate.tolerance, up.tolerance);
-        out.tolerance +=
-            1.1 * gate_off * (up.value.abs() + up_off) + (gate.value.abs() + gate_off) * up_off;
+        out.tolerance += MAX_SLOPE * gate_off * (up.value.abs() + up_off)
+            + (gate.value.abs() + gate_off) * up_off;
     }
     out
 }

@@ -3,8 +3,8 @@
 use cuda_std::E4m3;
 use halfwarp::Model;
 use halfwarp::plan::{
-    AppendAttention, Attention, ConstantId, Linear, Norm, Op, Plan, RopeAppend, View, WeightId,
-    WeightSource,
+    Activation, AppendAttention, Attention, ConstantId, Linear, Norm, Op, Plan, RopeAppend, View,
+    WeightId, WeightSource,
 };
 use std::collections::BTreeMap;
 
@@ -101,8 +101,8 @@ impl<'a> Interpreter<'a> {
                 self.op(&Op::RopeAppend(append));
                 self.op(&Op::Attention(attention));
             }
-            Op::SiluMul { gate, up, out } => {
-                let data = gated(&self.read(gate), &self.read(up));
+            Op::Gate { activation, gate, up, out } => {
+                let data = gated(activation, &self.read(gate), &self.read(up));
                 self.write(out, &data);
             }
             Op::Add { x, residual, out } => {
@@ -124,8 +124,8 @@ impl<'a> Interpreter<'a> {
         if let Some(Norm { weight, eps }) = op.norm {
             x = norm(x, self.weight(weight), eps);
         }
-        if let Some(gate) = op.silu {
-            x = gated(&self.read(gate), &x);
+        if let Some((activation, gate)) = op.gate_before {
+            x = gated(activation, &self.read(gate), &x);
         }
         for (token, row) in x.chunks_mut(op.x.width).enumerate() {
             if (self.rounded)(token).contains(&op.weight) {
@@ -142,8 +142,8 @@ impl<'a> Interpreter<'a> {
             let bias = self.weight(bias).iter().cycle();
             data.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
         }
-        if op.gated {
-            let row = |row: &[f32]| gated(&row[..op.out.width], &row[op.out.width..]);
+        if let Some(activation) = op.gate {
+            let row = |row: &[f32]| gated(activation, &row[..op.out.width], &row[op.out.width..]);
             data = data.chunks(2 * op.out.width).flat_map(row).collect();
         }
         if let Some(residual) = op.residual {
@@ -215,7 +215,7 @@ fn norm(x: Vec<f32>, weight: &[f32], eps: f32) -> Vec<f32> {
     x.chunks(weight.len()).flat_map(group).collect()
 }
 
-fn gated(gate: &[f32], up: &[f32]) -> Vec<f32> {
-    let silu = |x: f32| x / (1.0 + (-x).exp());
-    gate.iter().zip(up).map(|(g, u)| silu(*g) * u).collect()
+fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
+    let activate = |x: f32| oracle::activate(activation, x.into()) as f32;
+    gate.iter().zip(up).map(|(g, u)| activate(*g) * u).collect()
 }

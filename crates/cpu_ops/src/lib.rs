@@ -3,6 +3,7 @@
 //!
 //! A crate of its own because its loops are compiled at the highest level in every profile.
 
+pub mod activation;
 pub mod activations;
 pub mod attention;
 mod dot;

@@ -46,15 +46,6 @@ pub fn rope(table: &Constant, positions: &[u32], head_dim: usize, x: RowsMut) {
     });
 }
 
-/// `out = silu(gate) * up`, no larger than `max`.
-pub fn silu_mul(gate: &Rows, up: &Rows, max: f32, out: RowsMut) {
-    out.for_each(|t, row| {
-        for ((out, gate), up) in row.iter_mut().zip(gate.row(t)).zip(up.row(t)) {
-            *out = (gate / (1.0 + (-gate).exp()) * up).clamp(-max, max);
-        }
-    });
-}
-
 /// `out += x`.
 pub fn add(x: &Rows, out: RowsMut) {
     out.for_each(|t, row| row.iter_mut().zip(x.row(t)).for_each(|(out, x)| *out += x));
@@ -122,31 +113,6 @@ mod tests {
         let mut out = x;
         rope(&table, &positions, head_dim, RowsMut::dense(&mut out, num_heads * head_dim));
         assert_close(&out, &wanted, 1e-6, "rope");
-    }
-
-    #[test]
-    fn silu_mul_matches_oracle() {
-        let mut gate: Vec<f32> = random(1, 300).iter().map(|x| x * 20.0).collect();
-        gate[..4].copy_from_slice(&[0.0, -200.0, 200.0, -0.0]);
-        let up = random(2, 300);
-        let mut out = vec![f32::NAN; 300];
-        let rows = [&gate, &up].map(|data| Rows::dense(data, 100));
-        silu_mul(&rows[0], &rows[1], f32::INFINITY, RowsMut::dense(&mut out, 100));
-        let silu = |x: f64| x / (1.0 + (-x).exp());
-        let wanted: Vec<f64> =
-            gate.iter().zip(&up).map(|(&g, &u)| silu(g as f64) * u as f64).collect();
-        assert_close(&out, &wanted, 1e-6, "silu_mul");
-    }
-
-    #[test]
-    fn silu_mul_is_no_larger_than_asked() {
-        let (gate, up) =
-            ([300.0, 300.0, 300.0, f32::INFINITY, 1.0], [1.0, 300.0, -300.0, 2.0, f32::NAN]);
-        let mut out = [0.0; 5];
-        let rows = [&gate, &up].map(|data| Rows::dense(data, 5));
-        silu_mul(&rows[0], &rows[1], 65504.0, RowsMut::dense(&mut out, 5));
-        assert_eq!(out[..4], [300.0, 65504.0, -65504.0, 65504.0]);
-        assert!(out[4].is_nan());
     }
 
     #[test]

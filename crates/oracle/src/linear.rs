@@ -1,6 +1,7 @@
 //! Linear layers.
 
 use crate::{Approx, Element, Rng, SUM_ROUNDING, gated};
+use gpu_types::Activation;
 
 /// A row-major matrix.
 #[derive(Clone, Debug)]
@@ -47,8 +48,8 @@ pub enum Accumulator {
     F16,
 }
 
-/// A linear layer, `x weight^T + bias + residual`, or gated: `silu(gate) * up` of the weight's
-/// first and second half of rows.
+/// A linear layer, `x weight^T + bias + residual`, or gated: `activation(gate) * up` of the
+/// weight's first and second half of rows.
 #[derive(Clone, Copy)]
 pub struct Linear<'a> {
     /// `[rows, k]`.
@@ -73,13 +74,15 @@ impl Linear<'_> {
         at.map(|(row, column)| self.output(row, column)).collect()
     }
 
-    /// The outputs `[rows, n]` of a layer whose gate and up are rounded to `E`, before they are
-    /// stored.
-    pub fn gated_outputs<E: Element>(&self) -> Vec<Approx> {
+    /// The outputs `[rows, n]` after a gate, before they are stored; gate and up are rounded to `E`.
+    pub fn gated_outputs<E: Element>(&self, gate: Option<Activation>) -> Vec<Approx> {
+        let Some(activation) = gate else { return self.outputs() };
         let (rows, n) = (self.x.rows, self.weight.rows / 2);
         let at = (0..rows).flat_map(|row| (0..n).map(move |column| (row, column)));
         let parts = at.map(|(row, column)| [column, n + column].map(|at| self.output(row, at)));
-        parts.map(|[gate, up]| gated::<E>(gate.stored::<E>(), up.stored::<E>())).collect()
+        let gate =
+            |[gate, up]: [Approx; 2]| gated::<E>(activation, gate.stored::<E>(), up.stored::<E>());
+        parts.map(gate).collect()
     }
 
     fn output(&self, row: usize, column: usize) -> Approx {

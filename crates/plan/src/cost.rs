@@ -128,7 +128,7 @@ impl Plan {
             Op::RmsNorm { x, .. } => cost.flops = NORM_FLOPS * self.view_elems(*x, shape),
             Op::Rope { x, .. } => cost.flops = ROPE_FLOPS * self.view_elems(*x, shape),
             Op::RopeAppend(_) | Op::Attention(_) | Op::AppendAttention(_) => {}
-            Op::SiluMul { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
+            Op::Gate { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
             Op::Add { out, .. } => cost.flops = self.view_elems(*out, shape),
             Op::AllReduce(AllReduce { x, residual, norm }) => {
                 let norm = if norm.is_some() { NORM_FLOPS } else { 0 };
@@ -163,10 +163,10 @@ impl Plan {
     fn linear_flops(&self, op: &Linear, shape: &StepShape) -> usize {
         let (inputs, outputs) = (self.view_elems(op.x, shape), self.view_elems(op.out, shape));
         let norm = if op.norm.is_some() { NORM_FLOPS * inputs } else { 0 };
-        let gate = if op.gated { GATE_FLOPS * outputs } else { 0 };
-        let silu = if op.silu.is_some() { GATE_FLOPS * inputs } else { 0 };
+        let gate = if op.gate.is_some() { GATE_FLOPS * outputs } else { 0 };
+        let gate_before = if op.gate_before.is_some() { GATE_FLOPS * inputs } else { 0 };
         let residual = if op.residual.is_some() { outputs } else { 0 };
-        norm + silu + 2 * inputs * self.weight(op.weight).rows + gate + residual
+        norm + gate_before + 2 * inputs * self.weight(op.weight).rows + gate + residual
     }
 
     fn view_elems(&self, view: View, shape: &StepShape) -> usize {

@@ -3,8 +3,8 @@
 //! | first | second | fused, and what is not stored any more |
 //! | --- | --- | --- |
 //! | norm of f32 rows | linear layer | [`Linear::norm`]: the operand |
-//! | linear layer | gate of its two halves | [`Linear::gated`]: gate and up |
-//! | gate | linear layer | [`Linear::silu`]: the operand |
+//! | linear layer | gate of its two halves | [`Linear::gate`]: gate and up |
+//! | gate | linear layer | [`Linear::gate_before`]: the operand |
 //! | linear layer to f32 | residual added to it | [`Linear::residual`]: the output before it |
 //! | all-reduce | residual that the sum is added to, and its norm | [`AllReduce`]: the sum |
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
@@ -17,7 +17,8 @@
 
 use super::memory::{Lifetime, lifetimes};
 use super::{
-    AllReduce, AppendAttention, Attention, Dtype, Fusion, Linear, Norm, Op, Plan, RopeAppend, View,
+    Activation, AllReduce, AppendAttention, Attention, Dtype, Fusion, Linear, Norm, Op, Plan,
+    RopeAppend, View,
 };
 
 impl Plan {
@@ -54,13 +55,13 @@ impl Pass<'_> {
             {
                 self.norm_linear(x, Norm { weight, eps }, linear, index)
             }
-            (Op::Linear(linear), &Op::SiluMul { gate, up, out }) if gemm_swiglu => {
-                self.linear_gate(linear, [gate, up], out, index)
+            (Op::Linear(linear), &Op::Gate { activation, gate, up, out }) if gemm_swiglu => {
+                self.linear_gate(linear, [gate, up], (activation, out), index)
             }
-            (&Op::SiluMul { gate, up, out }, Op::Linear(linear))
+            (&Op::Gate { activation, gate, up, out }, Op::Linear(linear))
                 if gemm_swiglu && linear.x == out =>
             {
-                self.silu_linear([gate, up], linear, index)
+                self.gate_linear((activation, gate), up, linear, index)
             }
             (Op::Linear(linear), &Op::Add { x, residual: to, out })
                 if residual && linear.out == x =>
@@ -110,7 +111,7 @@ impl Pass<'_> {
         &self,
         linear: &Linear,
         halves: [View; 2],
-        out: View,
+        (activation, out): (Activation, View),
         index: usize,
     ) -> Option<Op> {
         let (gate_up, width) = (linear.out, out.width);
@@ -120,15 +121,22 @@ impl Pass<'_> {
             && linear.residual.is_none()
             && out.tensor != linear.x.tensor
             && self.is_passed_on(gate_up, index);
-        fits.then_some(Op::Linear(Linear { gated: true, out, ..*linear }))
+        fits.then_some(Op::Linear(Linear { gate: Some(activation), out, ..*linear }))
     }
 
-    fn silu_linear(&self, [gate, up]: [View; 2], linear: &Linear, index: usize) -> Option<Op> {
+    fn gate_linear(
+        &self,
+        (activation, gate): (Activation, View),
+        up: View,
+        linear: &Linear,
+        index: usize,
+    ) -> Option<Op> {
         let fits = linear.norm.is_none()
-            && !linear.gated
+            && linear.gate.is_none()
             && [gate, up].iter().all(|view| view.tensor != linear.out.tensor)
             && self.is_passed_on(linear.x, index);
-        fits.then_some(Op::Linear(Linear { x: up, silu: Some(gate), ..*linear }))
+        let gate_before = Some((activation, gate));
+        fits.then_some(Op::Linear(Linear { x: up, gate_before, ..*linear }))
     }
 
     fn linear_residual(
@@ -138,9 +146,10 @@ impl Pass<'_> {
         out: View,
         index: usize,
     ) -> Option<Op> {
-        let fits = !linear.gated
+        let gate_before = linear.gate_before.map(|(_, gate)| gate);
+        let fits = linear.gate.is_none()
             && linear.residual.is_none()
-            && [Some(linear.x), linear.silu].iter().flatten().all(|x| x.tensor != out.tensor)
+            && [Some(linear.x), gate_before].iter().flatten().all(|x| x.tensor != out.tensor)
             && self.is_passed_on(linear.out, index);
         fits.then_some(Op::Linear(Linear { residual: Some(residual), out, ..*linear }))
     }

@@ -29,7 +29,7 @@ pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};
 pub use error::PlanError;
 pub use fusion::{Fusion, UnknownFusion};
-pub use gpu_types::{Accumulate, CacheType, Dtype, FP8_BLOCK};
+pub use gpu_types::{Accumulate, Activation, CacheType, Dtype, FP8_BLOCK};
 pub use kv::{KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
 pub use memory::ArenaLayout;
 pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};

@@ -117,7 +117,8 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bounds, Dtype, KvLayout, KvStorage, Numerics, Op, Rank, Rows, Tensor, View};
+    use crate::testing::silu_mul;
+    use crate::{Bounds, Dtype, KvLayout, KvStorage, Numerics, Rank, Rows, Tensor, View};
 
     /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
     fn chain(widths: &[usize]) -> Plan {
@@ -145,9 +146,7 @@ mod tests {
             weights: vec![],
             constants: vec![],
             kv,
-            ops: (1..widths.len())
-                .map(|i| Op::SiluMul { gate: view(i - 1), up: view(i - 1), out: view(i) })
-                .collect(),
+            ops: (1..widths.len()).map(|i| silu_mul(view(i - 1), view(i - 1), view(i))).collect(),
             numerics: Numerics::default(),
             output: view(widths.len() - 1),
             next_tokens: Some(view(widths.len() - 1)),

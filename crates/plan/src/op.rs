@@ -1,6 +1,6 @@
 //! The operations.
 
-use super::{ConstantId, View, WeightId};
+use super::{Activation, ConstantId, View, WeightId};
 
 /// One operation of a plan. Rows are those of its views; sizes of a real step come from the step
 /// inputs.
@@ -63,8 +63,10 @@ pub enum Op {
     AttentionSoftmax(MaterializedAttention),
     /// Output of [`MaterializedAttention`]: the values weighted with the probabilities.
     AttentionValues(MaterializedAttention),
-    /// `out = silu(gate) * up`.
-    SiluMul {
+    /// `out = activation(gate) * up`.
+    Gate {
+        /// What `gate` goes through.
+        activation: Activation,
         /// `[tokens, intermediate_size]`.
         gate: View,
         /// `[tokens, intermediate_size]`.
@@ -114,7 +116,7 @@ pub enum Op {
 /// may be `residual`.
 ///
 /// With a norm or a gate before it, or a gate after it, it gives the same bits as [`Op::RmsNorm`] or
-/// [`Op::SiluMul`], itself and [`Op::SiluMul`] one after the other: the values between them are
+/// [`Op::Gate`], itself and [`Op::Gate`] one after the other: the values between them are
 /// rounded to the type of the operands, and not stored. With a residual it is itself to f32 and [`Op::Add`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Linear {
@@ -122,15 +124,16 @@ pub struct Linear {
     pub x: View,
     /// What `x` goes through first.
     pub norm: Option<Norm>,
-    /// `[rows, k]`: what `x` is gated with first, to `silu(gate) * x`. Then there is no norm.
-    pub silu: Option<View>,
+    /// What `x` is gated with first, to `activation(gate) * x`; gate is `[rows, k]`. Then there is
+    /// no norm.
+    pub gate_before: Option<(Activation, View)>,
     /// `[n, k]`.
     pub weight: WeightId,
     /// `[n]`.
     pub bias: Option<WeightId>,
-    /// Whether the first half of the `n` columns is a gate for the second: `silu(gate) * up` are
-    /// `n / 2` columns. Then there is no residual.
-    pub gated: bool,
+    /// The activation, if the first half of the `n` columns is a gate for the second:
+    /// `activation(gate) * up` are `n / 2` columns. Then there is no residual.
+    pub gate: Option<Activation>,
     /// As `out`.
     pub residual: Option<View>,
     /// `[rows, n]`, or `[rows, n / 2]` after a gate.
@@ -140,8 +143,8 @@ pub struct Linear {
 impl Linear {
     /// `out[t, n] = sum_k x[t, k] * weight[n, k]`.
     pub const fn new(x: View, weight: WeightId, out: View) -> Self {
-        let (norm, silu, bias, residual) = (None, None, None, None);
-        Linear { x, norm, silu, weight, bias, gated: false, residual, out }
+        let (norm, gate_before, bias, gate, residual) = (None, None, None, None, None);
+        Linear { x, norm, gate_before, weight, bias, gate, residual, out }
     }
 }
 
@@ -249,11 +252,13 @@ impl Op {
         match self {
             Op::Embedding { .. } => "embedding",
             Op::RmsNorm { .. } => "rms_norm",
-            Op::Linear(Linear { silu: Some(_), .. }) => "silu_linear",
-            Op::Linear(Linear { norm: None, gated: false, .. }) => "linear",
-            Op::Linear(Linear { norm: Some(_), gated: false, .. }) => "norm_linear",
-            Op::Linear(Linear { norm: None, gated: true, .. }) => "linear_gate",
-            Op::Linear(Linear { norm: Some(_), gated: true, .. }) => "norm_linear_gate",
+            Op::Linear(Linear { gate_before: Some((activation, _)), .. }) => {
+                activation.gate_linear_name()
+            }
+            Op::Linear(Linear { norm: None, gate: None, .. }) => "linear",
+            Op::Linear(Linear { norm: Some(_), gate: None, .. }) => "norm_linear",
+            Op::Linear(Linear { norm: None, .. }) => "linear_gate",
+            Op::Linear(_) => "norm_linear_gate",
             Op::Rope { .. } => "rope",
             Op::KvAppend { .. } => "kv_append",
             Op::RopeAppend(_) => "rope_append",
@@ -262,7 +267,7 @@ impl Op {
             Op::AttentionScores(_) => "attention_scores",
             Op::AttentionSoftmax(_) => "attention_softmax",
             Op::AttentionValues(_) => "attention_values",
-            Op::SiluMul { .. } => "silu_mul",
+            Op::Gate { activation, .. } => activation.gate_name(),
             Op::Add { .. } => "add",
             Op::AllReduce(AllReduce { residual: None, .. }) => "all_reduce",
             Op::AllReduce(AllReduce { norm: None, .. }) => "all_reduce_add",
@@ -289,8 +294,9 @@ impl Op {
             | Op::Sample { x, .. } => {
                 vec![x]
             }
-            Op::Linear(Linear { x, silu, residual, .. }) => {
-                [x].into_iter().chain(silu).chain(residual).collect()
+            Op::Linear(Linear { x, gate_before, residual, .. }) => {
+                let gate = gate_before.map(|(_, gate)| gate);
+                [x].into_iter().chain(gate).chain(residual).collect()
             }
             Op::AllReduce(AllReduce { x, residual, .. }) => {
                 [x].into_iter().chain(residual).collect()
@@ -304,7 +310,7 @@ impl Op {
             Op::AttentionScores(op) => vec![op.attention.q],
             Op::AttentionSoftmax(op) => vec![op.scores],
             Op::AttentionValues(op) => vec![op.probabilities],
-            Op::SiluMul { gate, up, .. } => vec![gate, up],
+            Op::Gate { gate, up, .. } => vec![gate, up],
             Op::Add { x, residual, .. } => vec![x, residual],
         }
     }
@@ -315,7 +321,7 @@ impl Op {
             Op::Embedding { out, .. }
             | Op::RmsNorm { out, .. }
             | Op::Linear(Linear { out, .. })
-            | Op::SiluMul { out, .. }
+            | Op::Gate { out, .. }
             | Op::Add { out, .. }
             | Op::AllGather { out, .. }
             | Op::GatherRows { out, .. }

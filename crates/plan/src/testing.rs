@@ -1,8 +1,8 @@
 //! What the tests of plans and of what reads them share.
 
 use super::{
-    Attention, Bounds, Constant, Dtype, Fusion, KvLayout, KvStorage, Linear, Numerics, Op,
-    PAGE_SIZE, Plan, PlanBuilder, Precision, Rank, Rows, TensorId, View, Weight, WeightId,
+    Activation, Attention, Bounds, Constant, Dtype, Fusion, KvLayout, KvStorage, Linear, Numerics,
+    Op, PAGE_SIZE, Plan, PlanBuilder, Precision, Rank, Rows, TensorId, View, Weight, WeightId,
 };
 
 /// A plan without operations, which tests fill: it is not checked.
@@ -20,6 +20,11 @@ pub fn empty(bounds: Bounds, kv: KvLayout) -> Plan {
         next_tokens: Some(output),
         numerics: Numerics::default(),
     }
+}
+
+/// `out = silu(gate) * up`.
+pub fn silu_mul(gate: View, up: View, out: View) -> Op {
+    Op::Gate { activation: Activation::Silu, gate, up, out }
 }
 
 impl Plan {
@@ -147,7 +152,7 @@ impl Decoder {
         let gate_up = self.linear(b, "gate_up", x, None, 2 * intermediate_size);
         let halves = [0, intermediate_size].map(|start| gate_up.columns(start, intermediate_size));
         let out = self.operand(b, "gated", Rows::Tokens, intermediate_size);
-        b.op(Op::SiluMul { gate: halves[0], up: halves[1], out });
+        b.op(silu_mul(halves[0], halves[1], out));
         self.onto(b, "down", out, hidden);
 
         let last = b.activation("last_hidden", Rows::Logits, hidden_size, Dtype::F32);

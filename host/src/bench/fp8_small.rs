@@ -127,7 +127,7 @@ impl Layer for SmallLayer {
             out: call.out,
         };
         let order = SumOrder::Fastest;
-        let linear = LinearFp8Small { max_rows: m, n, k, gated: false, order };
+        let linear = LinearFp8Small { max_rows: m, n, k, gate: None, order };
         Ok(linear.launch(call.gpu, call.num_rows, &operands, maps)?.into_iter().collect())
     }
 

@@ -158,11 +158,11 @@ impl Layer for QuantisedLayer {
             }
             Path::Fused if m > QuantisedLinear::MAX_ROWS => {
                 let order = SumOrder::Fastest;
-                let prompt = QuantisedPrompt { max_rows: m, n, k, format, gated: false, order };
+                let prompt = QuantisedPrompt { max_rows: m, n, k, format, gate: None, order };
                 [prompt.launch(gpu, num_rows, &operands, maps)?, None]
             }
             Path::Fused => {
-                let linear = QuantisedLinear { max_rows: m, n, k, format, gated: false };
+                let linear = QuantisedLinear { max_rows: m, n, k, format, gate: None };
                 [linear.launch(gpu, num_rows, &operands)?, None]
             }
         };

@@ -7,6 +7,7 @@
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows as Operand;
 use kernels::attention::{self, AttentionOperands, AttentionWorkspace, SeqInputs};
+use kernels::gate_rows::GateRows;
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::layer::{Segment, segments};
 use kernels::gemm::quantised::gather::GatherQuantised;
@@ -14,7 +15,6 @@ use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf, SumOrder}
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::sampling::{Sample, SampleWorkspace};
-use kernels::silu_mul::SiluMul;
 
 mod append;
 mod collective;
@@ -351,8 +351,9 @@ impl<'a> Lowering<'a> {
                 let values = self.attention_values::<E>(stored, pools)?.map_err(unsupported)?;
                 return Ok(launches.into_iter().chain(values).collect());
             }
-            Op::SiluMul { gate, up, out } => {
-                SiluMul { max_rows: self.max_rows(out), width: out.width }.launch::<E>(
+            Op::Gate { activation, gate, up, out } => {
+                let max_rows = self.max_rows(out);
+                GateRows { activation, max_rows, width: out.width }.launch::<E>(
                     self.num_rows(out),
                     self.view(gate)?,
                     self.view(up)?,

@@ -1,7 +1,7 @@
 //! The one decoder: a configuration and its names to a plan.
 //!
 //! Per layer: norm, packed QKV projection, QK-norm, RoPE, cache append, attention, output
-//! projection, addition to the residual stream; norm, packed gate and up projection, SiLU gate,
+//! projection, addition to the residual stream; norm, packed gate and up projection, gate,
 //! down projection, addition to the residual stream. Executors fuse them ([`Plan::fused`]).
 //!
 //! The plan of a [`Rank`](crate::plan::Rank) is what one device of several computes: heads, columns
@@ -182,7 +182,7 @@ impl Planner<'_> {
         self.builder.op(Op::AttentionValues(op));
     }
 
-    /// `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`.
+    /// `hidden += down(activation(gate(norm(hidden))) * up(norm(hidden)))`.
     fn mlp(&mut self, layer: usize, hidden: View) {
         let (config, names) = (self.config, self.names);
         let (columns, of) = (self.shares.columns.clone(), config.intermediate_size);
@@ -196,7 +196,7 @@ impl Planner<'_> {
         let gate_up = self.operand_linear(&label("gate_up"), &parts, config.mlp_bias, x);
         let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
         let out = self.operand(&label("gated"), Rows::Tokens, width);
-        self.builder.op(Op::SiluMul { gate, up, out });
+        self.builder.op(Op::Gate { activation: config.activation, gate, up, out });
         let down = part(names.in_layer(layer, names.down), hidden.width);
         let down = cols_of(down, (columns.start, of), width);
         self.add_linear(&label("down"), down, config.mlp_bias, out, hidden);

@@ -2,12 +2,13 @@
 
 use super::kernels::small_m::SmallM16;
 use crate::Rows;
+use crate::activation::num_parts;
 use crate::element::Dtype;
 use crate::tile::element::{Operand16, WgmmaOperand};
 use crate::tile::weight::WeightElement;
 use cuda_std::launch::{DevicePtr, LaunchError};
 use cuda_std::tensor_map::{L2Promotion, Swizzle, TensorMapSpec};
-use gpu_types::{Accumulate, Target};
+use gpu_types::{Accumulate, Activation, Target};
 
 /// The GPU that a launch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,9 +89,10 @@ pub struct Linear16 {
     pub k: usize,
     /// How outputs are accumulated.
     pub summation: Summation,
-    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes
-    /// it; the first `n` rows of the weight are those of the gate, the last `n` those of up.
-    pub gated: bool,
+    /// The activation, if the output is `activation(gate) * up`, as
+    /// [`GateRows`](crate::gate_rows::GateRows) computes it; the first `n` rows of the weight are
+    /// those of the gate, the last `n` those of up.
+    pub gate: Option<Activation>,
 }
 
 /// The operands of a linear layer, with memory for `max_rows` rows.
@@ -189,7 +191,7 @@ impl Linear16 {
     /// A layer that is accumulated in f32, in the fastest order.
     #[must_use]
     pub fn new(max_rows: usize, n: usize, k: usize) -> Self {
-        Linear16 { max_rows, n, k, summation: Summation::default(), gated: false }
+        Linear16 { max_rows, n, k, summation: Summation::default(), gate: None }
     }
 
     /// The error of bf16 operands with f16 accumulators.
@@ -207,7 +209,7 @@ impl Linear16 {
 
     /// Rows of the weight: two for each column of a gated output.
     pub(super) const fn weight_rows(&self) -> usize {
-        if self.gated { self.n.saturating_mul(2) } else { self.n }
+        self.n.saturating_mul(num_parts(self.gate))
     }
 
     /// The input of a layer without a fused norm or gate.
@@ -216,7 +218,7 @@ impl Linear16 {
         operands: &Linear16Operands<E>,
     ) -> Result<Rows<E>, LaunchError> {
         match operands.x {
-            Input16::Half(x) if !self.gated => Ok(x),
+            Input16::Half(x) if self.gate.is_none() => Ok(x),
             _ => {
                 let expected = "at most 8 for a layer with a fused norm or gate";
                 refuse("rows", self.max_rows, expected)
@@ -245,7 +247,9 @@ impl Linear16 {
         }
         check_rows(weight)?;
         let x_stride = match x {
-            _ if residual.is_some() && (self.gated || matches!(x, Input16::Normed { .. })) => {
+            _ if residual.is_some()
+                && (self.gate.is_some() || matches!(x, Input16::Normed { .. })) =>
+            {
                 return refuse("residuals", 1, "none for a layer with a fused norm or gate");
             }
             Input16::Half(x) => {
@@ -262,7 +266,7 @@ impl Linear16 {
             Out16::Half(_) if residual.is_some() => {
                 return refuse("output bits", 16, "32 where a residual is added");
             }
-            Out16::F32(_) if self.gated => {
+            Out16::F32(_) if self.gate.is_some() => {
                 return refuse("output bits", 32, "16 for a gated layer");
             }
             Out16::Half(out) => out.row_stride,

@@ -3,7 +3,7 @@
 //! Batch invariance: all tiles of a target that do not split k accumulate an output in one order,
 //! [`SumOrder::Tiles`], and so does [`Swapped16`]. [`SmallM16`] has an order of its own,
 //! [`SumOrder::SmallBatch`], which depends on the weight's shape and the GPU; with a fused RMSNorm
-//! or SwiGLU gate it gives the bits of the separate operations. In either order a row's outputs do
+//! or gate it gives the bits of the separate operations. In either order a row's outputs do
 //! not depend on the other rows. [`SumOrder::Fastest`] allows split-K, and [`Gemv16`] for one row.
 //!
 //! Tiles for sm_90a are the fastest measured for the layer's shape on this GPU or, where the shape
@@ -76,7 +76,7 @@ impl Linear16 {
             SumOrder::SmallBatch => false,
             SumOrder::Tiles => accumulate == Accumulate::F32,
         };
-        let is_plain = matches!(operands.x, Input16::Half(_)) && !self.gated;
+        let is_plain = matches!(operands.x, Input16::Half(_)) && self.gate.is_none();
         is_allowed && is_plain && Swapped16(*self).fills(num_sms)
     }
 

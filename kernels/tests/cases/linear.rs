@@ -10,6 +10,7 @@ mod tiles;
 
 use crate::harness::*;
 use cuda_std::launch::DevicePtr;
+use gpu_types::Activation;
 use kernels::Rows;
 use kernels::element::NarrowedFrom;
 use kernels::gemm::config::TileConfig;
@@ -23,6 +24,9 @@ use oracle::{Accumulator, Approx, Element, Linear, Matrix, rms_norm};
 
 /// Added to the mean of squares, which is 1/3: a scale without it is a third too large.
 pub const EPS: f32 = 0.25;
+
+/// A gate.
+pub const SILU: Option<Activation> = Some(Activation::Silu);
 
 /// An element of operands.
 pub trait Half: Operand16 + Stored + NarrowedFrom<f32> {}
@@ -54,7 +58,7 @@ pub struct Case {
     pub bias: bool,
     /// Whether x is in f32 and normed.
     pub normed: bool,
-    pub gated: bool,
+    pub gate: Option<Activation>,
     pub out: Out,
     /// What the weight's elements, from -1 to 1, are multiplied by.
     pub magnitude: f32,
@@ -150,14 +154,14 @@ impl Case {
         out_pad: 3,
         bias: true,
         normed: false,
-        gated: false,
+        gate: None,
         out: Out::InPlace,
         magnitude: 1.0,
         kernel: Kernel::Gemv,
     };
 
     pub fn weight_rows(&self) -> usize {
-        if self.gated { 2 * self.n } else { self.n }
+        if self.gate.is_some() { 2 * self.n } else { self.n }
     }
 
     pub fn operands<E: Half>(&self) -> Operands {
@@ -201,7 +205,7 @@ impl Case {
             accumulator: self.accumulator(),
             product_rounding: if self.normed && is_rounded { E::ROUNDING / 4.0 } else { 0.0 },
         };
-        let outputs = if self.gated { linear.gated_outputs::<E>() } else { linear.outputs() };
+        let outputs = linear.gated_outputs::<E>(self.gate);
         if self.out == Out::Half { stored::<E>(outputs) } else { outputs }
     }
 
@@ -254,8 +258,8 @@ impl Case {
         operands: &Linear16Operands<E>,
         seed: u64,
     ) -> Launched {
-        let &Case { rows: [_, max_rows], n, k, gated, .. } = self;
-        let linear = Linear16 { gated, ..Linear16::new(max_rows, n, k) };
+        let &Case { rows: [_, max_rows], n, k, gate, .. } = self;
+        let linear = Linear16 { gate, ..Linear16::new(max_rows, n, k) };
         // Where launches overlap, loads of weights are issued before those of x.
         let hopper = |num_sms| Gpu { num_sms, overlaps: seed.is_multiple_of(2), ..Gpu::HOPPER };
         let maps = &mut tensor_map;
@@ -287,7 +291,7 @@ impl Case {
         let want = self.oracle::<E>(operands);
         let case = format!("{symbol}, seed {seed}, of {self:?}");
         assert_right(&case, &got, &want);
-        if !self.gated {
+        if self.gate.is_none() {
             assert_telling(&case, &want);
         }
         got

@@ -3,16 +3,17 @@
 use crate::harness::*;
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, LaunchError};
+use gpu_types::Activation;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::{NarrowedFrom, Number};
+use kernels::gate_rows::GateRows;
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, OutputOf};
 use kernels::place_columns::PlaceColumns;
 use kernels::quantise_rows::{QuantiseRows, RowInput};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
-use kernels::silu_mul::SiluMul;
 use oracle::{Approx, Element, Matrix, SUM_ROUNDING, e4m3_code, e4m3_value, gated, rms_norm, rope};
 
 /// How many rows there are, and as many as a launch has room for.
@@ -161,8 +162,8 @@ const EDGES: [(f32, f32); 6] = [
 ];
 
 #[test]
-fn silu_mul_matches_oracle() {
-    fn check<E: Stored>(width: usize, seed: u64) {
+fn gates_match_oracle() {
+    fn check<E: Stored>((activation, width): (Activation, usize), seed: u64) {
         let mut device = Device::default();
         let [mut gate, mut up] =
             [0, 100].map(|salt| Matrix::random::<E>(NUM_ROWS, width, seed + salt));
@@ -173,16 +174,23 @@ fn silu_mul_matches_oracle() {
         let gate_rows = device.matrix::<E>("gate", &gate, place(width));
         let up_rows = device.matrix::<E>("up", &up, place(width));
         let out = device.out::<E>("out", place(width));
-        let silu = SiluMul { max_rows: MAX_ROWS, width };
-        device.run(silu.launch(num_rows, gate_rows, up_rows, out), seed);
-        let pairs = gate.values.iter().zip(&up.values);
-        let want = pairs.map(|(&gate, &up)| gated::<E>(Approx::exact(gate), Approx::exact(up)));
+        let launcher = GateRows { activation, max_rows: MAX_ROWS, width };
+        device.run(launcher.launch(num_rows, gate_rows, up_rows, out), seed);
+        let want = gated_values::<E>(activation, &gate, &up);
         let got = device.read_rows(out, ROWS, width);
-        assert_right(&format!("silu_mul of {width}"), &got, &stored::<E>(want.collect()));
+        assert_right(&format!("{activation:?} of {width}"), &got, &stored::<E>(want));
         let clamped = &got[1..width.min(3)];
         assert!(E::MAX > 1e6 || clamped.iter().all(|value| value.abs() == 65_504.0), "{clamped:?}");
     }
-    for_all(&[1, 7, 16, 1023, 1024, 1025], &[check::<f32>, check::<f16>, check::<bf16>]);
+    let widths = [1, 7, 16, 1023, 1024, 1025];
+    let shapes = Activation::ALL.map(|activation| widths.map(|width| (activation, width)));
+    for_all(shapes.as_flattened(), &[check::<f32>, check::<f16>, check::<bf16>]);
+}
+
+fn gated_values<E: Element>(activation: Activation, gate: &Matrix, up: &Matrix) -> Vec<Approx> {
+    let pairs = gate.values.iter().zip(&up.values);
+    let exact = pairs.map(|(&gate, &up)| [gate, up].map(Approx::exact));
+    exact.map(|[gate, up]| gated::<E>(activation, gate, up)).collect()
 }
 
 /// What an epilogue's outputs overwrite.
@@ -360,13 +368,15 @@ fn quantised_rows_match_oracle() {
         assert_quantised(&format!("norm, {case}"), got, &want.collect::<Vec<_>>(), f16::ROUNDING);
         // 3. Of a gate.
         let [gate, up] = [4, 5].map(|salt| rows_to_quantise::<f16>(width, salt));
-        let mut device = Device::default();
-        let gate_rows = device.matrix("gate", &gate, place);
-        let input = RowInput::Gated { gate: gate_rows, up: device.matrix("up", &up, place) };
-        let got = quantise(&mut device, width, &input, seed);
-        let pairs = gate.values.iter().zip(&up.values);
-        let want = pairs.map(|(&gate, &up)| gated::<f16>(Approx::exact(gate), Approx::exact(up)));
-        assert_quantised(&format!("gate, {case}"), got, &want.collect::<Vec<_>>(), f16::ROUNDING);
+        for activation in Activation::ALL {
+            let mut device = Device::default();
+            let (gate_rows, up_rows) =
+                (device.matrix("gate", &gate, place), device.matrix("up", &up, place));
+            let input = RowInput::Gated { activation, gate: gate_rows, up: up_rows };
+            let got = quantise(&mut device, width, &input, seed);
+            let want = gated_values::<f16>(activation, &gate, &up);
+            assert_quantised(&format!("{activation:?}, {case}"), got, &want, f16::ROUNDING);
+        }
     }
 }
 
@@ -417,7 +427,8 @@ fn launches_cover_rows_and_columns() {
     assert_eq!([98, 95].map(|wrong| refused(rope(7, wrong)).0), ["rotary_dim"; 2]);
 
     let silu = |max_rows, width, gate| {
-        SiluMul { max_rows, width }.launch(ptr(9), rows::<f32>(gate), rows(width), rows(width))
+        let silu = GateRows { activation: Activation::Silu, max_rows, width };
+        silu.launch(ptr(9), rows::<f32>(gate), rows(width), rows(width))
     };
     assert_eq!(of(silu(5, 4864, 4864)), ("silu_mul_f32", [5, 5, 1], 128, 0));
     assert!(is_nothing(silu(0, 4864, 4864)));
@@ -445,7 +456,7 @@ fn the_types_of_the_rows_name_the_kernel() {
     fn others<E: Number>() -> [&'static str; 3] {
         let gather = GatherRows { max_rows: 1, width: 64 };
         let rope = Rope { max_tokens: 1, num_heads: 1, head_dim: 64, rotary_dim: 64 };
-        let silu = SiluMul { max_rows: 1, width: 64 };
+        let silu = GateRows { activation: Activation::Silu, max_rows: 1, width: 64 };
         [
             of(gather.launch(ptr(9), ptr(8), rows::<E>(64), rows(64))).0,
             of(rope.launch(ptr(9), ptr(8), ptr(2), rows::<E>(64))).0,

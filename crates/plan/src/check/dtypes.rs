@@ -103,7 +103,7 @@ impl Plan {
                 is("the probabilities", self.dtype(op.probabilities), &[self.kv.dtype])?;
                 is("out", self.dtype(op.attention.out), &[self.kv.dtype])
             }
-            Op::SiluMul { gate, up, out } => {
+            Op::Gate { gate, up, out, .. } => {
                 let gate = self.dtype(gate);
                 is("the gate", gate, FLOATS)?;
                 is("up", self.dtype(up), &[gate])?;
@@ -123,7 +123,7 @@ impl Plan {
 
     fn check_linear_dtypes(&self, at: &str, op: &Linear) -> Result<(), PlanError> {
         let is = |what, got, wanted: &[Dtype]| is(at, what, got, wanted);
-        let &Linear { x, norm, silu, weight, bias, gated, residual, out } = op;
+        let &Linear { x, norm, gate_before, weight, bias, gate, residual, out } = op;
         let operand = self.numerics.precision.operand();
         match norm {
             Some(Norm { weight: norm, .. }) => {
@@ -132,7 +132,7 @@ impl Plan {
             }
             None => is("x", self.dtype(x), &[operand])?,
         }
-        if let Some(gate) = silu {
+        if let Some((_, gate)) = gate_before {
             is("the gate", self.dtype(gate), &[operand])?;
         }
         self.check_matrix(at, "the weight", weight, &[operand])?;
@@ -143,7 +143,7 @@ impl Plan {
                 is("the residual", self.dtype(residual), &[Dtype::F32])?;
                 is("out", out, &[Dtype::F32])
             }
-            None if gated => is("out", out, &[operand]),
+            None if gate.is_some() => is("out", out, &[operand]),
             None => is("out", out, &[operand, Dtype::F32]),
         }
     }

@@ -134,7 +134,7 @@ impl Plan {
                 self.check_attention(&op.attention)?;
                 self.check_score_rows(&op)
             }
-            Op::SiluMul { gate, up, out } => {
+            Op::Gate { gate, up, out, .. } => {
                 self.same_shape(gate, up)?;
                 self.same_shape(gate, out)
             }
@@ -176,14 +176,14 @@ impl Plan {
         let weight = self.weight(op.weight);
         self.same_rows(op.x, op.out)?;
         same("columns of x", op.x.width, weight.cols)?;
-        same("columns of out", op.out.width * if op.gated { 2 } else { 1 }, weight.rows)?;
+        same("columns of out", op.out.width * if op.gate.is_some() { 2 } else { 1 }, weight.rows)?;
         if let Some(norm) = op.norm {
             same("columns of the norm", self.vector(norm.weight)?, op.x.width)?;
         }
-        op.silu.map_or(Ok(()), |gate| self.same_shape(gate, op.x))?;
-        ensure(op.silu.is_none() || op.norm.is_none(), || "a norm after a gate".into())?;
+        op.gate_before.map_or(Ok(()), |(_, gate)| self.same_shape(gate, op.x))?;
+        ensure(op.gate_before.is_none() || op.norm.is_none(), || "a norm after a gate".into())?;
         op.bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
-        ensure(!op.gated || op.residual.is_none(), || "a residual after a gate".into())?;
+        ensure(op.gate.is_none() || op.residual.is_none(), || "a residual after a gate".into())?;
         op.residual.map_or(Ok(()), |residual| self.same_shape(residual, op.out))
     }
 

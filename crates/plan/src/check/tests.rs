@@ -1,6 +1,6 @@
 //! That a plan which does not fit is refused, with what is wrong.
 
-use super::super::testing::Decoder;
+use super::super::testing::{Decoder, silu_mul};
 use super::super::{
     Accumulate, Bounds, CacheType, ConstantId, Dtype, KvLayout, KvStorage, Numerics, PlanBuilder,
     Precision, TensorId, WeightPart, WeightStorage,
@@ -51,7 +51,7 @@ fn plan() -> Plan {
         causal: true,
         window: None,
     }));
-    b.op(Op::SiluMul { gate: q, up: qkv.columns(8, 8), out: x });
+    b.op(silu_mul(q, qkv.columns(8, 8), x));
     b.op(Op::GatherRows { x, out: last });
     b.op(Op::Linear(Linear::new(last, embedding, logits)));
     b.op(Op::Sample { x: logits, out: next_tokens });
@@ -75,7 +75,7 @@ fn rejects_what_does_not_fit() {
         ("never written", |p| _ = p.ops.pop()),
         ("read while it is written", |p| {
             let (gate, up) = (view(1, 0), view(1, 8));
-            p.ops[6] = Op::SiluMul { gate, up, out: gate };
+            p.ops[6] = silu_mul(gate, up, gate);
         }),
         ("read while it is written", |p| {
             p.ops[1] =
@@ -181,7 +181,7 @@ fn mixed(precision: Precision) -> Plan {
     }));
     let residual = Some(hidden);
     b.op(Op::Linear(Linear { residual, ..Linear::new(attended, projection, hidden) }));
-    b.op(Op::SiluMul { gate: q, up: qkv.columns(16, 16), out: gated });
+    b.op(silu_mul(q, qkv.columns(16, 16), gated));
     b.op(Op::GatherRows { x: hidden, out: last });
     b.op(Op::RmsNorm { x: last, weight: norm, out: normed, eps: 1e-5 });
     b.op(Op::Linear(Linear::new(normed, embedding, logits)));
@@ -229,7 +229,7 @@ fn rejects_element_types_that_do_not_fit() {
         ("operation 8, gather_rows: out is BF16, expected F32", |p| p.tensors[5].dtype = BF16),
         ("operation 12, silu_mul: the gate is U32, expected F32 or F16 or BF16", |p| {
             let (gate, out) = (p.next_tokens.unwrap(), View { width: 1, ..view(5, 0) });
-            p.ops.push(Op::SiluMul { gate, up: gate, out });
+            p.ops.push(silu_mul(gate, gate, out));
         }),
     ];
     reject(|| mixed(Precision::F16), faults);
@@ -346,7 +346,7 @@ fn rejects_rows_of_16_bit_elements_that_are_not_aligned() {
             p.ops.remove(6);
         }),
         ("`qkv`: columns before a view of 4 elements", |p| {
-            p.ops[7] = Op::SiluMul { gate: view(2, 4), up: view(2, 8), out: view(4, 0) };
+            p.ops[7] = silu_mul(view(2, 4), view(2, 8), view(4, 0));
         }),
     ];
     reject(|| mixed(Precision::F16), faults);

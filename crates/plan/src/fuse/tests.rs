@@ -1,8 +1,12 @@
 //! What is fused, and what is not.
 
 use super::*;
-use crate::testing::Decoder;
-use crate::{ArenaLayout, CacheType, Cost, Precision, Rows, StepShape, Tensor, TensorId, WeightId};
+use crate::testing::{Decoder, silu_mul};
+use crate::{
+    ArenaLayout, CacheType, Cost, Precision, Rows, StepShape, Tensor, TensorId, WeightId,
+};
+
+const SILU: Option<Activation> = Some(Activation::Silu);
 
 fn names(plan: &Plan) -> Vec<&'static str> {
     plan.ops.iter().map(Op::name).collect()
@@ -40,7 +44,7 @@ fn fused_operations_are_their_parts() {
     let (Op::Linear(qkv), Op::Linear(gate_up)) = (&plan.ops[2], &plan.ops[8]) else { panic!() };
     let norm = |weight| Some(Norm { weight: WeightId(weight), eps: 1e-6 });
     assert_eq!(fused.ops[1], Op::Linear(Linear { x: view(0), norm: norm(1), ..*qkv }));
-    let gated = Linear { x: view(0), norm: norm(5), gated: true, out: view(6), ..*gate_up };
+    let gated = Linear { x: view(0), norm: norm(5), gate: SILU, out: view(6), ..*gate_up };
     assert_eq!(fused.ops[4], Op::Linear(gated));
     let (
         &Op::Rope { table, head_dim, .. },
@@ -60,8 +64,8 @@ fn fused_operations_are_their_parts() {
 fn nothing_is_fused_that_no_kernel_takes() {
     let plan = Decoder::SMALL.plan(4, 1);
     assert_eq!(plan.fused(|_| false).ops, plan.ops);
-    let gate_after = |op: &Op| matches!(op, Op::Linear(Linear { gated: true, .. }));
-    let gate_before = |op: &Op| matches!(op, Op::Linear(Linear { silu: Some(_), .. }));
+    let gate_after = |op: &Op| matches!(op, Op::Linear(Linear { gate: Some(_), .. }));
+    let gate_before = |op: &Op| matches!(op, Op::Linear(Linear { gate_before: Some(_), .. }));
     let without_gates = plan.fused(|op| !gate_after(op) && !gate_before(op));
     assert_eq!(layer(&without_gates)[3..5], ["norm_linear", "silu_mul"]);
     let without_norm = plan.fused(|op| !matches!(op, Op::Linear(Linear { norm: Some(_), .. })));
@@ -71,13 +75,17 @@ fn nothing_is_fused_that_no_kernel_takes() {
 #[test]
 fn a_gate_is_fused_with_the_layer_after_it() {
     let plan = Decoder::SMALL.plan(4, 1);
-    let fused = plan.fused(|op| !matches!(op, Op::Linear(Linear { gated: true, .. })));
+    let fused = plan.fused(|op| !matches!(op, Op::Linear(Linear { gate: Some(_), .. })));
     assert_eq!(fused.check(), Ok(()));
     assert_eq!(layer(&fused)[3..], ["norm_linear", "silu_linear"]);
-    let (&Op::SiluMul { gate, up, .. }, Op::Linear(down)) = (&plan.ops[9], &plan.ops[10]) else {
+    let (&Op::Gate { activation, gate, up, .. }, Op::Linear(down)) = (&plan.ops[9], &plan.ops[10])
+    else {
         panic!("{:?}", &plan.ops[9..11]);
     };
-    assert_eq!(fused.ops[5], Op::Linear(Linear { x: up, silu: Some(gate), ..*down }));
+    assert_eq!(
+        fused.ops[5],
+        Op::Linear(Linear { x: up, gate_before: Some((activation, gate)), ..*down })
+    );
 }
 
 /// What the decoder makes: a residual is an operation of its own.
@@ -130,7 +138,7 @@ fn reader(plan: &mut Plan, tensor: usize, start: usize) -> Op {
     });
     let view = |tensor, start| View { tensor: TensorId(tensor), start, width: 16 };
     let (x, out) = (view(tensor, start), view(plan.tensors.len() - 1, 0));
-    Op::SiluMul { gate: x, up: x, out }
+    silu_mul(x, x, out)
 }
 
 fn linear(plan: &mut Plan, index: usize) -> &mut Linear {
@@ -178,14 +186,14 @@ const OBSTACLES: &[Obstacle] = &[
     ("norm_linear_gate", |p| p.next_tokens = Some(view(5, 0, 1))),
     ("norm_linear_gate", |p| {
         let (gate, up) = (view(5, 16, 16), view(5, 0, 16));
-        p.ops[9] = Op::SiluMul { gate, up, out: view(6, 0, 16) };
+        p.ops[9] = silu_mul(gate, up, view(6, 0, 16));
     }),
     ("norm_linear_gate", |p| p.tensors[5].dtype = Dtype::F32),
     ("norm_linear_gate", |p| (p.tensors[5].width, linear(p, 8).out.width) = (40, 40)),
     ("norm_linear_gate", |p| linear(p, 8).residual = Some(view(2, 0, 32))),
     ("linear_gate", |p| {
         let (gate, up) = (view(5, 0, 16), view(5, 16, 16));
-        p.ops[9] = Op::SiluMul { gate, up, out: view(4, 0, 16) };
+        p.ops[9] = silu_mul(gate, up, view(4, 0, 16));
     }),
     // Columns of K that are read later; another place of K; V among the rotated; heads of another
     // size.
@@ -241,7 +249,7 @@ fn a_residual_of_what_others_read_is_added_by_itself() {
         },
         |p| p.output = linear(p, 6).out,
         |p| linear(p, 6).residual = Some(view(0, 0, 32)),
-        |p| linear(p, 6).gated = true,
+        |p| linear(p, 6).gate = SILU,
         |p| linear(p, 6).x = view(0, 0, 32),
     ];
     let num_adds =

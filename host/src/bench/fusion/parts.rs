@@ -4,7 +4,7 @@ use super::{Bench, Form, ModelShape, Part};
 use crate::bench::kernels::finish;
 use crate::bench::random::norm;
 use crate::plan::{
-    Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear,
+    Activation, Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear,
     MaterializedAttention, Numerics, Op, Plan, PlanBuilder, PlanError, Rows, View, Weight,
     WeightId,
 };
@@ -115,7 +115,7 @@ impl Calls {
         self.plan.op(Op::Linear(Linear::new(x, weight, gate_up)));
         let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
         let out = self.operand("gated", width);
-        self.plan.op(Op::SiluMul { gate, up, out });
+        self.plan.op(Op::Gate { activation: Activation::Silu, gate, up, out });
         out
     }
 

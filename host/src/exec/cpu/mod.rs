@@ -20,7 +20,7 @@ use cpu_ops::activations::{Frame, Rows, RowsMut, arena_words};
 use cpu_ops::attention::{self, materialized};
 use cpu_ops::kv::KvCache;
 use cpu_ops::weights::StoredWeight;
-use cpu_ops::{host_memory, linear, ops, round};
+use cpu_ops::{activation, host_memory, linear, ops, round};
 use half::f16;
 use rayon::prelude::*;
 use std::slice;
@@ -217,7 +217,7 @@ impl Activations for Frame<'_> {
 
 /// What is faster fused: a residual, which the matrix product is added to.
 fn has_kernel(op: &Op) -> bool {
-    matches!(op, Op::Linear(Linear { norm: None, silu: None, gated: false, .. }))
+    matches!(op, Op::Linear(Linear { norm: None, gate_before: None, gate: None, .. }))
 }
 
 /// A step that is being run.
@@ -272,7 +272,7 @@ impl RankStep<'_> {
                 ops::rms_norm(weight(id).vector(), eps, out);
             }),
             Op::Linear(ref op) => frame.write(op.out, op.residual, |out, others| {
-                let gate = op.silu.map(|gate| others.rows(gate));
+                let gate = op.gate_before.map(|(_, gate)| others.rows(gate));
                 linear_layer(plan, op, weight, &others.rows(op.x), gate.as_ref(), out);
             }),
             Op::Rope { x, table, head_dim } => frame.write(x, Some(x), |x, _| {
@@ -316,10 +316,10 @@ impl RankStep<'_> {
                 let probabilities = others.rows(op.probabilities);
                 materialized::values(&op.attention, inputs, self.kv, &probabilities, out);
             }),
-            Op::SiluMul { gate, up, out } => {
+            Op::Gate { activation, gate, up, out } => {
                 let max = largest(plan.dtype(out));
                 frame.write(out, None, |out, others| {
-                    ops::silu_mul(&others.rows(gate), &others.rows(up), max, out);
+                    activation::gate(activation, &others.rows(gate), &others.rows(up), max, out);
                 });
             }
             Op::Add { x, residual, out } => frame.write(out, Some(residual), |out, others| {
@@ -389,13 +389,14 @@ fn linear_layer<'a>(
         round(operand, &mut normed);
         normed
     });
-    let silu = gate.map(|gate| {
+    let gated = op.gate_before.zip(gate).map(|((activation, _), gate)| {
         let mut gated = vec![0.0; x.num_rows() * x.width()];
-        ops::silu_mul(gate, x, largest(operand), RowsMut::dense(&mut gated, x.width()));
+        let rows = RowsMut::dense(&mut gated, x.width());
+        activation::gate(activation, gate, x, largest(operand), rows);
         round(operand, &mut gated);
         gated
     });
-    let normed = normed.or(silu);
+    let normed = normed.or(gated);
     let rounded = plan.rounds_rows(op).then(|| {
         let mut rows = normed.clone().unwrap_or_else(|| x.to_vec());
         rows.par_chunks_mut(x.width().max(1)).for_each(fp8::round_row);
@@ -404,19 +405,19 @@ fn linear_layer<'a>(
     let made = rounded.or(normed);
     let made = made.as_deref().map(|rows| Rows::dense(rows, x.width()));
     let x = made.as_ref().unwrap_or(x);
-    if !op.gated {
+    let Some(activation) = op.gate else {
         return multiply(x, out);
-    }
+    };
     let width = out.width();
     let mut gate_up = vec![0.0; x.num_rows() * 2 * width];
     multiply(x, RowsMut::dense(&mut gate_up, 2 * width));
     round(operand, &mut gate_up);
     let gate_up = Rows::dense(&gate_up, 2 * width);
     let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
-    ops::silu_mul(&gate, &up, largest(operand), out);
+    activation::gate(activation, &gate, &up, largest(operand), out);
 }
 
-/// The bound to which `silu(gate) * up` is clamped, so that it does not overflow to infinity; types with the exponent of
+/// The bound to which a gate's product is clamped, so that it does not overflow to infinity; types with the exponent of
 /// f32 need none.
 fn largest(dtype: Dtype) -> f32 {
     if dtype == Dtype::F16 { f16::MAX.to_f32() } else { f32::INFINITY }

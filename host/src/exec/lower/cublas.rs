@@ -51,9 +51,9 @@ impl CublasLinear {
     /// its accumulators, so that nothing is rounded twice.
     pub(super) fn of(plan: &Plan, op: &Op, gemm: Gemm) -> Result<Option<Self>, ExecError> {
         let &Op::Linear(op) = op else { return Ok(None) };
-        let Linear { x, norm, silu, bias, gated, residual, .. } = op;
+        let Linear { x, norm, gate_before, bias, gate, residual, .. } = op;
         let Some(compute) = gemm.compute_type(plan.dtype(x))? else { return Ok(None) };
-        if norm.is_some() || silu.is_some() || gated {
+        if norm.is_some() || gate_before.is_some() || gate.is_some() {
             return Err(unsupported("a norm or a gate before it, or a gate after it".to_owned()));
         }
         let out = plan.dtype(op.out);

@@ -8,7 +8,7 @@ use crate::plan::{Linear, Op, Plan};
 pub fn fused(plan: &Plan, libraries: Libraries) -> Plan {
     let Libraries { gemm, nccl } = libraries;
     plan.fused(|op| match op {
-        Op::Linear(Linear { norm: None, silu: None, gated: false, .. }) => true,
+        Op::Linear(Linear { norm: None, gate_before: None, gate: None, .. }) => true,
         Op::Linear(linear) => gemm == Gemm::Halfwarp && linear::fuses(plan, linear),
         // A prompt's keys are many tiles' queries'.
         Op::AppendAttention(_) => plan.decodes(),

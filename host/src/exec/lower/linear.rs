@@ -35,13 +35,13 @@ pub(super) fn layer(plan: &Plan, op: &Linear) -> Layer {
             LayerWeight::Dense => operand(plan, op),
             LayerWeight::E4m3 { .. } | LayerWeight::Tiles(_) => Dtype::F16,
         },
-        input: match (op.norm, op.silu) {
+        input: match (op.norm, op.gate_before) {
             (Some(_), _) => Input::Normed,
-            (None, Some(_)) => Input::Gated,
+            (None, Some((activation, _))) => Input::Gated(activation),
             (None, None) => Input::Stored,
         },
         weight: stored,
-        gated: op.gated,
+        gate: op.gate,
         summation: Summation { accumulate, order: sum_order(plan) },
     }
 }
@@ -86,7 +86,7 @@ impl Lowering<'_> {
 
     /// The operands of a layer whose rows are multiplied as `E`.
     fn operands<E: Stored>(&self, op: &Linear, layer: &Layer) -> Result<Operands, ExecError> {
-        let &Linear { x, norm, silu, weight: id, bias, residual, out, .. } = op;
+        let &Linear { x, norm, gate_before, weight: id, bias, residual, out, .. } = op;
         let weight = self.plan.weight(id);
         let address = self.addresses.weights[id.0];
         if layer.weight == LayerWeight::Dense {
@@ -101,7 +101,7 @@ impl Lowering<'_> {
                 Some(Norm { weight, eps }) => Some((self.weight(weight)?, eps)),
                 None => None,
             },
-            gate: silu.map(rows).transpose()?,
+            gate: gate_before.map(|(_, gate)| rows(gate)).transpose()?,
             weight: address,
             scales: DevicePtr::new(address + weight.scales_at() as u64),
             bias: bias.map(|bias| self.weight(bias)).transpose()?,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::exec::Target;
-use crate::plan::testing::{self, Decoder};
+use crate::plan::testing::{self, Decoder, silu_mul};
 use crate::plan::{
     Bounds, Constant, ConstantId, Fusion, KvLayout, KvStorage, Linear, Norm, Precision, RopeAppend,
     Tensor, TensorId, Weight,
@@ -155,10 +155,7 @@ fn views_become_addresses() {
                 POOLS[1].v,
             ],
         ),
-        (
-            Op::SiluMul { gate: half(0, 0), up: half(0, 4), out: half(1, 4) },
-            vec![input(NUM_TOKENS), a, a + 16, b + 16],
-        ),
+        (silu_mul(half(0, 0), half(0, 4), half(1, 4)), vec![input(NUM_TOKENS), a, a + 16, b + 16]),
         (
             Op::GatherRows { x: view(0), out: view(2) },
             vec![input(NUM_LOGIT_ROWS), input(layout.logit_rows), a, c],

@@ -2,12 +2,13 @@
 //! residual and gate.
 
 use super::{Destination, Either, Epilogue};
+use crate::activation::Gate;
 use crate::gemm::mainloop::stream::{
     LaneRow, TILE_MN, TileOrder, TileScales, lane_group, lane_pair,
 };
-use crate::silu_mul::{gated, num_parts};
 use crate::tile::element::Operand16;
 use crate::tile::weight::{Scales, WeightElement};
+use core::marker::PhantomData;
 use cuda_std::mma::Accumulator;
 use cuda_std::prelude::*;
 
@@ -22,27 +23,22 @@ const fn tile_stride(tiles_m: usize, part_tiles: usize) -> u32 {
 }
 
 /// Partial sums of a warp, padded.
-const fn warp_stride(tiles_m: usize, tiles_n: usize, gated: bool) -> u32 {
-    tiles_n as u32 * tile_stride(tiles_m, tiles_n / num_parts(gated))
+const fn warp_stride(tiles_m: usize, tiles_n: usize, num_parts: usize) -> u32 {
+    tiles_n as u32 * tile_stride(tiles_m, tiles_n / num_parts)
 }
 
 /// Floats of shared memory for the partial sums of all warps: a multiple of 16 bytes.
-pub const fn num_partials(tiles_m: usize, tiles_n: usize, gated: bool, warps: usize) -> u32 {
-    warps as u32 * warp_stride(tiles_m, tiles_n, gated)
+pub const fn num_partials(tiles_m: usize, tiles_n: usize, num_parts: usize, warps: usize) -> u32 {
+    warps as u32 * warp_stride(tiles_m, tiles_n, num_parts)
 }
 
 /// Most columns of an output tile.
-pub const fn max_columns(tiles_n: usize, gated: bool) -> u32 {
-    (tiles_n / num_parts(gated)) as u32 * TILE_MN
+pub const fn max_columns(tiles_n: usize, num_parts: usize) -> u32 {
+    (tiles_n / num_parts) as u32 * TILE_MN
 }
 
 /// The outputs of a thread: one column, a row in every `ROWS_APART`.
-pub struct Outputs<
-    const TILES_M: usize,
-    const TILES_N: usize,
-    const WARPS: usize,
-    const GATED: bool,
-> {
+pub struct Outputs<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, A> {
     /// First column of the output tile.
     block_n: u32,
     /// The thread's column, from there.
@@ -53,14 +49,14 @@ pub struct Outputs<
     first_row: u32,
     /// Row orders of the MMA tiles: of x and of the weight.
     orders: [TileOrder; 2],
+    gate: PhantomData<A>,
 }
 
-impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED: bool>
-    Outputs<TILES_M, TILES_N, WARPS, GATED>
+impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, A: Gate>
+    Outputs<TILES_M, TILES_N, WARPS, A>
 {
-    const PARTS: usize = num_parts(GATED);
     /// MMA tiles along n of a part: gate's, then up's.
-    const PART_TILES: u32 = (TILES_N / Self::PARTS) as u32;
+    const PART_TILES: u32 = (TILES_N / A::PARTS) as u32;
     const NUM_THREADS: u32 = WARPS as u32 * warp::WARP_SIZE;
     /// Threads of a row: a power of two against bank conflicts; the last ones may have no column.
     const ROW_THREADS: u32 = Self::BLOCK_N.next_power_of_two();
@@ -68,17 +64,17 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     /// Outputs of a thread.
     const NUM: usize = (TILES_M as u32 * TILE_MN).div_ceil(Self::ROWS_APART) as usize;
 
-    const BLOCK_N: u32 = max_columns(TILES_N, GATED);
+    const BLOCK_N: u32 = max_columns(TILES_N, A::PARTS);
 
     /// The thread's outputs in the tile of columns `block_n .. end`, at most [`max_columns`], of
     /// `n`.
     #[inline(always)]
     pub fn new(block_n: u32, end: u32, n: u32, orders: [TileOrder; 2]) -> Self {
         const { assert!(Self::NUM <= MAX_OUTPUTS && WARPS.is_multiple_of(4)) };
-        const { assert!(TILES_N.is_multiple_of(Self::PARTS)) };
+        const { assert!(TILES_N.is_multiple_of(A::PARTS)) };
         let block_column = thread::thread_idx_x() % Self::ROW_THREADS;
         let first_row = thread::thread_idx_x() / Self::ROW_THREADS;
-        Outputs { block_n, block_column, end, n, first_row, orders }
+        Outputs { block_n, block_column, end, n, first_row, orders, gate: PhantomData }
     }
 
     #[inline(always)]
@@ -116,7 +112,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     pub unsafe fn scales<E: Operand16, W: WeightElement<E>>(&self, scales: Scales) -> [f32; 2] {
         let mut values = [1.0; 2];
         if W::IS_SCALED && self.has_column() {
-            for part in 0..Self::PARTS {
+            for part in 0..A::PARTS {
                 let row = part as u32 * self.n + self.column();
                 // SAFETY: inside, by the check.
                 values[part] = unsafe { scales.of_row(row) } * W::FACTOR;
@@ -142,7 +138,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     pub unsafe fn bias(&self, bias: Global<f32>) -> [f32; 2] {
         let mut values = [0.0; 2];
         if !bias.is_null() && self.has_column() {
-            for part in 0..Self::PARTS {
+            for part in 0..A::PARTS {
                 let at = part as u32 * self.n + self.column();
                 // SAFETY: inside, by the check.
                 values[part] = unsafe { bias.get(at as usize) };
@@ -189,16 +185,16 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
         // SAFETY: the launch gives the bytes; each lane writes its own elements, and they are read
         // after the barrier. Row and column are inside, by the check.
         unsafe {
-            store_partials::<TILES_M, TILES_N, GATED>(smem, acc);
+            store_partials::<TILES_M, TILES_N, A>(smem, acc);
             thread::sync_threads();
             unroll!(output in 0..Self::NUM, {
                 if let Some(row) = self.row(output, epilogue.num_rows) {
-                    let value = if GATED {
+                    let value = if A::PARTS == 2 {
                         let [gate, up] = [0, 1].map(|part| {
                             let sum = scales[part as usize] * self.reduce_warps(smem, part, row);
                             E::from_f32(sum + bias[part as usize]).to_f32()
                         });
-                        gated::<E>(gate, up)
+                        A::apply::<E>(gate, up)
                     } else {
                         scales[0] * self.reduce_warps(smem, 0, row) + bias[0] + residual[output]
                     };
@@ -221,7 +217,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
         let smem = smem.offset(tile + row * TILE_MN + weight.group_of(self.block_column % TILE_MN));
         let mut sum = 0.0;
         for quad in 0..WARPS as u32 / 4 {
-            let of_warp = |i| (4 * quad + i) * warp_stride(TILES_M, TILES_N, GATED);
+            let of_warp = |i| (4 * quad + i) * warp_stride(TILES_M, TILES_N, A::PARTS);
             // SAFETY: the caller's promise.
             let [a, b, c, d] = [0, 1, 2, 3].map(|i| unsafe { smem.get(of_warp(i)) });
             sum += (a + b) + (c + d);
@@ -236,12 +232,12 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
 /// # Safety
 /// 1. `smem` holds the partial sums of all warps; no other thread accesses this lane's.
 #[inline(always)]
-unsafe fn store_partials<const TILES_M: usize, const TILES_N: usize, const GATED: bool>(
+unsafe fn store_partials<const TILES_M: usize, const TILES_N: usize, A: Gate>(
     smem: Shared<f32>,
     acc: &[[Accumulator; TILES_N]; TILES_M],
 ) {
     let smem = smem.offset(
-        warp::warp_idx() * warp_stride(TILES_M, TILES_N, GATED)
+        warp::warp_idx() * warp_stride(TILES_M, TILES_N, A::PARTS)
             + lane_group() * TILE_MN
             + 2 * lane_pair(),
     );
@@ -249,7 +245,7 @@ unsafe fn store_partials<const TILES_M: usize, const TILES_N: usize, const GATED
         for tile_n in 0..TILES_N {
             let [c0, c1, c2, c3] = acc[tile_m / 2][tile_n];
             let partials = if tile_m % 2 == 0 { [c0, c1] } else { [c2, c3] };
-            let tile = tile_n as u32 * tile_stride(TILES_M, TILES_N / num_parts(GATED));
+            let tile = tile_n as u32 * tile_stride(TILES_M, TILES_N / A::PARTS);
             // SAFETY: the caller's promise.
             unsafe { smem.set_vec(tile + tile_m as u32 * TILE_MN * TILE_MN, partials) };
         }

@@ -10,6 +10,7 @@ use crate::tile::weight::WeightElement;
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
+use gpu_types::Activation;
 use half::f16;
 
 /// A weight of at least this many rows, each shorter than [`SHORT_K`], is loaded into registers: a
@@ -29,9 +30,10 @@ pub struct LinearFp8Small {
     pub n: usize,
     /// Columns of the input and of the weight, a multiple of 16.
     pub k: usize,
-    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes
-    /// it; the first `n` rows of the weight are those of the gate, the last `n` those of up.
-    pub gated: bool,
+    /// The activation, if the output is `activation(gate) * up`, as
+    /// [`GateRows`](crate::gate_rows::GateRows) computes it; the first `n` rows of the weight are
+    /// those of the gate, the last `n` those of up.
+    pub gate: Option<Activation>,
     /// The order over k.
     pub order: SumOrder,
 }
@@ -154,14 +156,14 @@ impl LinearFp8Small {
     }
 
     fn linear(&self) -> Linear16 {
-        let &LinearFp8Small { max_rows, n, k, gated, .. } = self;
-        Linear16 { gated, ..Linear16::new(max_rows, n, k) }
+        let &LinearFp8Small { max_rows, n, k, gate, .. } = self;
+        Linear16 { gate, ..Linear16::new(max_rows, n, k) }
     }
 
     /// The kernel arguments of the scales.
     fn scales(&self, operands: &LinearFp8SmallOperands) -> Result<ScaleArgs, LaunchError> {
         let has_blocks = matches!(operands.scales, WeightScales::Blocks(_));
-        if has_blocks && self.gated && !self.n.is_multiple_of(SCALE_BLOCK as usize) {
+        if has_blocks && self.gate.is_some() && !self.n.is_multiple_of(SCALE_BLOCK as usize) {
             return refuse("n", self.n, "a multiple of 128 with scales of blocks and a gate");
         }
         operands.scales.args(self.k)

@@ -1,6 +1,6 @@
 //! GEMV in f16 and bf16 (decode of one sequence): `out[n] = sum_k x[k] * weight[n, k] (+ bias[n])
-//! (+ residual[n])`. `_norm` instances apply RMSNorm to x first; `_silu` instances store
-//! `silu(gate) * up` of a stacked weight.
+//! (+ residual[n])`. `_norm` instances apply RMSNorm to x first; gated instances store
+//! `activation(gate) * up` of a stacked weight.
 //!
 //! Shapes    x `[k]`, weight `[n, k]` with a row stride, f16 or bf16, or E4M3 with scales `[n]` or
 //!           `[n / 128, k / 128]` f32; bias, residual `[n]` f32; out `[n]`, f32 (may be residual)
@@ -26,10 +26,10 @@ mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::Gemv16;
 
+use crate::activation::{GATES, Gate, NoGate};
 use crate::gemm::epilogue::{Destination, Either};
 use crate::gemm::mainloop::gemv::*;
 use crate::rms_norm::scale;
-use crate::silu_mul::{gated, num_parts};
 use crate::tile::element::Operand16;
 use crate::tile::weight::{Scales, WeightElement};
 use cuda_std::E4m3;
@@ -41,7 +41,7 @@ use half::{bf16, f16};
 ///
 /// # Safety
 /// 1. `num_rows` is one element, 0 or 1. x, `residual` and the output hold one row; `weight` holds
-///    `n` rows at its stride, or `2 * n` if `GATED`, and `bias` as many elements. `bias` and
+///    `n` rows at its stride, or `2 * n` with a gate, and `bias` as many elements. `bias` and
 ///    `residual` may be null. The output is `out_f32`, or `out` if `out_f32` is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. x, `norm_weight` and rows of `weight` are 16-byte aligned, and `k` is a multiple of 8, of 16
@@ -51,18 +51,19 @@ use half::{bf16, f16};
 ///    rounded up; `block_n` is the outputs of the block.
 #[kernel(
     launch_bounds(
-        max_warps(NORMED || GATED, BY_MMA) * warp::WARP_SIZE,
-        min_blocks(NORMED || GATED, BY_MMA)
+        max_warps(NORMED || A::PARTS == 2, BY_MMA) * warp::WARP_SIZE,
+        min_blocks(NORMED || A::PARTS == 2, BY_MMA)
     ),
     overlaps,
     instances(
         E in [f16, bf16],
-        gemv_{E} = <E, E, 1, 4, false, false, false>,
-        gemv_{E}_silu = <E, E, 4, 2, false, false, true>,
-        gemv_{E}_norm = <E, E, 4, 2, false, true, false>,
-        gemv_{E}_norm_silu = <E, E, 4, 2, false, true, true>,
-        gemv_f16_e4m3 = <f16, E4m3, 4, 1, true, false, false>,
-        gemv_f16_e4m3_silu = <f16, E4m3, 4, 1, true, false, true>
+        A in GATES,
+        gemv_{E} = <E, E, 1, 4, false, false, NoGate>,
+        gemv_{E}_{A} = <E, E, 4, 2, false, false, A>,
+        gemv_{E}_norm = <E, E, 4, 2, false, true, NoGate>,
+        gemv_{E}_norm_{A} = <E, E, 4, 2, false, true, A>,
+        gemv_f16_e4m3 = <f16, E4m3, 4, 1, true, false, NoGate>,
+        gemv_f16_e4m3_{A} = <f16, E4m3, 4, 1, true, false, A>
     )
 )]
 pub unsafe fn gemv_16<
@@ -72,7 +73,7 @@ pub unsafe fn gemv_16<
     const LOADS: usize,
     const BY_MMA: bool,
     const NORMED: bool,
-    const GATED: bool,
+    A: Gate,
 >(
     num_rows: Global<u32>,
     n: u32,
@@ -93,7 +94,7 @@ pub unsafe fn gemv_16<
     out: GlobalMut<E>,
     out_f32: GlobalMut<f32>,
 ) {
-    let num_columns = const { (ROWS / num_parts(GATED)) as u32 };
+    let num_columns = const { (ROWS / A::PARTS) as u32 };
     let (lane, warp_idx) = (warp::lane_id(), warp::warp_idx());
     let split_idx = (warp_idx * slices_reciprocal) >> 8;
     let slice_idx = warp_idx - split_idx * num_slices;
@@ -116,7 +117,7 @@ pub unsafe fn gemv_16<
     let input = Input { x, norm_weight, k };
     // SAFETY: loads are inside by their conditions.
     let (mut loads, mut norms) = unsafe {
-        let loads = weights.load::<E, LOADS>(warp_k + lane_k, k, num_parts(GATED));
+        let loads = weights.load::<E, LOADS>(warp_k + lane_k, k, A::PARTS);
         (loads, input.load_norm::<LOADS, NORMED>(warp_k + lane_k, W::VECS))
     };
 
@@ -136,7 +137,7 @@ pub unsafe fn gemv_16<
             scale_value = scales.of_row(part * n + column.min(n - 1)) * W::FACTOR;
         }
         if has_output && !bias.is_null() {
-            for part in 0..num_parts(GATED) {
+            for part in 0..A::PARTS {
                 bias_values[part] = bias.get((part as u32 * n + column) as usize);
             }
         }
@@ -151,10 +152,10 @@ pub unsafe fn gemv_16<
             if load_idx < LOADS {
                 let (x, weights) = (&inputs[load_idx], &loads[load_idx]);
                 if BY_MMA {
-                    products.multiply_by_mma::<E, W>(x, weights, num_parts(GATED));
+                    products.multiply_by_mma::<E, W>(x, weights, A::PARTS);
                 } else {
                     let norms = &norms[load_idx];
-                    products.multiply::<E, W, NORMED>(x, norms, weights, num_parts(GATED));
+                    products.multiply::<E, W, NORMED>(x, norms, weights, A::PARTS);
                 }
             }
         });
@@ -164,7 +165,7 @@ pub unsafe fn gemv_16<
         }
         // SAFETY: as above.
         (loads, norms, inputs) = unsafe {
-            let loads = weights.load::<E, LOADS>(warp_k + lane_k, k, num_parts(GATED));
+            let loads = weights.load::<E, LOADS>(warp_k + lane_k, k, A::PARTS);
             let norms = input.load_norm::<LOADS, NORMED>(warp_k + lane_k, W::VECS);
             (loads, norms, input.load::<LOADS, NORMED>(warp_k + lane_k, W::VECS))
         };
@@ -216,10 +217,10 @@ pub unsafe fn gemv_16<
     if NORMED {
         dot *= scale(warp::reduce_add(square_sum), k_reciprocal, eps);
     }
-    let up = if GATED { warp::shuffle_down(dot, num_columns) } else { 0.0 };
+    let up = if A::PARTS == 2 { warp::shuffle_down(dot, num_columns) } else { 0.0 };
     if has_output && num_rows > 0 {
-        let value = if GATED {
-            gated::<E>(dot + bias_values[0], up + bias_values[1])
+        let value = if A::PARTS == 2 {
+            A::apply::<E>(dot + bias_values[0], up + bias_values[1])
         } else {
             dot + bias_values[0] + residual_value
         };

@@ -1,6 +1,6 @@
 //! Small-batch GEMM in f16 and bf16 (decode): `out[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
-//! (+ residual[m, n])`. For m up to 8, `_norm` instances apply RMSNorm to x first;
-//! `_silu` instances store `silu(gate) * up` of a stacked weight.
+//! (+ residual[m, n])`. For m up to 8, `_norm` instances apply RMSNorm to x first; gated
+//! instances store `activation(gate) * up` of a stacked weight.
 //!
 //! Shapes    x `[m, k]`, weight `[n, k]`, f16 or bf16, the weight also E4M3 with scales `[n]` or
 //!           `[n / 128, k / 128]` f32 and k a multiple of 16; bias `[n]`, residual `[m, n]`, f32;
@@ -15,7 +15,7 @@
 //! Numerics  f32 accumulators, one rounding at the store. A warp accumulates every `WARPS`-th
 //!           k-tile (64 elements) in order; the epilogue adds warps in fours. The order depends on
 //!           n and k alone, so a row has the same bits in any batch. Fused instances have the bits
-//!           of RmsNorm, this kernel and SiluMul in turn: what those store is rounded here too.
+//!           of RmsNorm, this kernel and GateRows in turn: what those store is rounded here too.
 //! Bound     memory: the weight is read once; a block issues its first loads of
 //!           it before it reads its row count or waits for the previous launch.
 //!
@@ -31,6 +31,7 @@ pub use launcher::SmallM16;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) use launcher::{Args, InstanceParams, is_normed};
 
+use crate::activation::{GATES, Gate, NoGate};
 use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, max_columns, num_partials};
 use crate::gemm::epilogue::{Either, Epilogue, Matrix};
 use crate::gemm::mainloop::stream::{
@@ -67,7 +68,7 @@ const MAX_TILES_M: usize = 8;
 /// # Safety
 /// 1. `num_rows` is one element, at most `max_rows`, which is at least 1, and at most `8 * TILES_M`
 ///    if `TILES_M` is below 8. `x` holds `max_rows` rows, the output and `residual` `num_rows`,
-///    `weight` holds `n`, or `2 * n` if `GATED`, at their strides; `bias` holds one element a row of
+///    `weight` holds `n`, or `2 * n` with a gate, at their strides; `bias` holds one element a row of
 ///    `weight`. `bias` and `residual` may be null. The output is `out_f32`, or `out` if `out_f32` is
 ///    null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
@@ -82,30 +83,31 @@ const MAX_TILES_M: usize = 8;
     overlaps,
     instances(
         E in [f16, bf16],
-        gemm_{E}_small_m8_n8_w16 = <E, E, 1, 1, 16, false, false>,
-        gemm_{E}_small_m8_n8_w8 = <E, E, 1, 1, 8, false, false>,
-        gemm_{E}_small_m8_n32_w8 = <E, E, 1, 4, 8, false, false>,
-        gemm_{E}_small_m8_n8_w16_norm = <E, E, 1, 1, 16, true, false>,
-        gemm_{E}_small_m8_n8_w8_norm = <E, E, 1, 1, 8, true, false>,
-        gemm_{E}_small_m8_n32_w8_norm = <E, E, 1, 4, 8, true, false>,
-        gemm_{E}_small_m8_n8_w16_norm_silu = <E, E, 1, 2, 16, true, true>,
-        gemm_{E}_small_m8_n8_w8_norm_silu = <E, E, 1, 2, 8, true, true>,
-        gemm_{E}_small_m8_n8_w16_silu = <E, E, 1, 2, 16, false, true>,
-        gemm_{E}_small_m8_n8_w8_silu = <E, E, 1, 2, 8, false, true>,
-        gemm_{E}_small_m16_n8_w16 = <E, E, 2, 1, 16, false, false>,
-        gemm_{E}_small_m16_n32_w8 = <E, E, 2, 4, 8, false, false>,
-        gemm_{E}_small_m32_n8_w16 = <E, E, 4, 1, 16, false, false>,
-        gemm_{E}_small_m32_n32_w8 = <E, E, 4, 4, 8, false, false>,
-        gemm_{E}_small_m64_n8_w16 = <E, E, 8, 1, 16, false, false>,
-        gemm_{E}_small_m64_n32_w8 = <E, E, 8, 4, 8, false, false>,
-        gemm_f16_e4m3_small_m8_n8_w8 = <f16, E4m3, 1, 1, 8, false, false>,
-        gemm_f16_e4m3_small_m8_n32_w8 = <f16, E4m3, 1, 4, 8, false, false>,
-        gemm_f16_e4m3_small_m8_n8_w8_norm = <f16, E4m3, 1, 1, 8, true, false>,
-        gemm_f16_e4m3_small_m8_n32_w8_norm = <f16, E4m3, 1, 4, 8, true, false>,
-        gemm_f16_e4m3_small_m8_n8_w8_norm_silu = <f16, E4m3, 1, 2, 8, true, true>,
-        gemm_f16_e4m3_small_m8_n8_w8_silu = <f16, E4m3, 1, 2, 8, false, true>,
-        gemm_f16_e4m3_small_m16_n8_w8 = <f16, E4m3, 2, 1, 8, false, false>,
-        gemm_f16_e4m3_small_m16_n32_w8 = <f16, E4m3, 2, 4, 8, false, false>
+        A in GATES,
+        gemm_{E}_small_m8_n8_w16 = <E, E, 1, 1, 16, false, NoGate>,
+        gemm_{E}_small_m8_n8_w8 = <E, E, 1, 1, 8, false, NoGate>,
+        gemm_{E}_small_m8_n32_w8 = <E, E, 1, 4, 8, false, NoGate>,
+        gemm_{E}_small_m8_n8_w16_norm = <E, E, 1, 1, 16, true, NoGate>,
+        gemm_{E}_small_m8_n8_w8_norm = <E, E, 1, 1, 8, true, NoGate>,
+        gemm_{E}_small_m8_n32_w8_norm = <E, E, 1, 4, 8, true, NoGate>,
+        gemm_{E}_small_m8_n8_w16_norm_{A} = <E, E, 1, 2, 16, true, A>,
+        gemm_{E}_small_m8_n8_w8_norm_{A} = <E, E, 1, 2, 8, true, A>,
+        gemm_{E}_small_m8_n8_w16_{A} = <E, E, 1, 2, 16, false, A>,
+        gemm_{E}_small_m8_n8_w8_{A} = <E, E, 1, 2, 8, false, A>,
+        gemm_{E}_small_m16_n8_w16 = <E, E, 2, 1, 16, false, NoGate>,
+        gemm_{E}_small_m16_n32_w8 = <E, E, 2, 4, 8, false, NoGate>,
+        gemm_{E}_small_m32_n8_w16 = <E, E, 4, 1, 16, false, NoGate>,
+        gemm_{E}_small_m32_n32_w8 = <E, E, 4, 4, 8, false, NoGate>,
+        gemm_{E}_small_m64_n8_w16 = <E, E, 8, 1, 16, false, NoGate>,
+        gemm_{E}_small_m64_n32_w8 = <E, E, 8, 4, 8, false, NoGate>,
+        gemm_f16_e4m3_small_m8_n8_w8 = <f16, E4m3, 1, 1, 8, false, NoGate>,
+        gemm_f16_e4m3_small_m8_n32_w8 = <f16, E4m3, 1, 4, 8, false, NoGate>,
+        gemm_f16_e4m3_small_m8_n8_w8_norm = <f16, E4m3, 1, 1, 8, true, NoGate>,
+        gemm_f16_e4m3_small_m8_n32_w8_norm = <f16, E4m3, 1, 4, 8, true, NoGate>,
+        gemm_f16_e4m3_small_m8_n8_w8_norm_{A} = <f16, E4m3, 1, 2, 8, true, A>,
+        gemm_f16_e4m3_small_m8_n8_w8_{A} = <f16, E4m3, 1, 2, 8, false, A>,
+        gemm_f16_e4m3_small_m16_n8_w8 = <f16, E4m3, 2, 1, 8, false, NoGate>,
+        gemm_f16_e4m3_small_m16_n32_w8 = <f16, E4m3, 2, 4, 8, false, NoGate>
     )
 )]
 pub unsafe fn gemm_16_small_m<
@@ -115,7 +117,7 @@ pub unsafe fn gemm_16_small_m<
     const TILES_N: usize,
     const WARPS: usize,
     const NORMED: bool,
-    const GATED: bool,
+    A: Gate,
 >(
     num_rows: Global<u32>,
     max_rows: u32,
@@ -143,9 +145,9 @@ pub unsafe fn gemm_16_small_m<
         _ => (0, thread::block_idx_x()),
     };
     let first_row = block_m * (TILES_M as u32 * TILE_MN);
-    let block_n = block_n * max_columns(TILES_N, GATED);
+    let block_n = block_n * max_columns(TILES_N, A::PARTS);
     let orders = [TileOrder::AsStored; 2];
-    let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(block_n, n, n, orders);
+    let outputs = Outputs::<TILES_M, TILES_N, WARPS, A>::new(block_n, n, n, orders);
     let cursor = Cursor::new(k / W::VECS as u32);
     let scales = Scales { scales, stride: scale_stride };
     // SAFETY: rows past the last one load the last one; their results are not stored. In shared
@@ -159,7 +161,7 @@ pub unsafe fn gemm_16_small_m<
         let weights = WeightRows { weight, rows, scales: outputs.tile_scales(scales) };
         let prefetched = prefetch::<E, W, TILES_N, WARPS>(&weights, cursor);
         let mut bias_values = [0.0; 2];
-        if !GATED {
+        if A::PARTS == 1 {
             bias_values = outputs.bias(bias);
         }
         let params = NormParams { k, reciprocal: k_reciprocal, eps, vecs: W::VECS };
@@ -187,7 +189,7 @@ pub unsafe fn gemm_16_small_m<
                 return;
             }
             let smem = dynamic_shared_mem::<f32>();
-            let smem = smem.offset(num_partials(TILES_M, TILES_N, GATED, WARPS));
+            let smem = smem.offset(num_partials(TILES_M, TILES_N, A::PARTS, WARPS));
             let x = norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, smem);
             multiply::<E, W, _, TILES_M, TILES_N, WARPS>(
                 &x, &weights, cursor, prefetched, &mut acc,
@@ -199,7 +201,7 @@ pub unsafe fn gemm_16_small_m<
                 &x, &weights, cursor, prefetched, &mut acc,
             );
         }
-        if GATED {
+        if A::PARTS == 2 {
             // Loaded late: few gated models have a bias, so it is not worth registers.
             bias_values = outputs.bias(bias);
         }

@@ -13,6 +13,7 @@
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 
+use crate::activation::{GATES, Gate, NoGate};
 use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, num_partials};
 use crate::gemm::epilogue::{Either, Epilogue, Matrix};
 use crate::gemm::mainloop::stream::{
@@ -21,7 +22,6 @@ use crate::gemm::mainloop::stream::{
 use crate::gemm::operand::normed::{Norm, NormParams};
 use crate::gemm::operand::ring::{Boxes, LaneLoads, ResidentLoads, Ring, XPlace};
 use crate::gemm::operand::rows::Input;
-use crate::silu_mul::num_parts;
 use crate::tile::box_copy::Weight;
 use crate::tile::element::Operand16;
 use crate::tile::weight::{MAX_VECS, Scales, WeightElement};
@@ -62,28 +62,29 @@ const fn releases_early(tiles_m: usize, tiles_n: usize) -> bool {
     overlaps,
     instances(
         E in [f16, bf16],
-        gemm_{E}_streamed_m8_n8_w16 = <E, E, 1, 1, 16, false, false>,
-        gemm_{E}_streamed_m8_n16_w16 = <E, E, 1, 2, 16, false, false>,
-        gemm_{E}_streamed_m8_n32_w8 = <E, E, 1, 4, 8, false, false>,
-        gemm_{E}_streamed_m8_n16_w16_norm = <E, E, 1, 2, 16, true, false>,
-        gemm_{E}_streamed_m8_n32_w8_norm = <E, E, 1, 4, 8, true, false>,
-        gemm_{E}_streamed_m8_n8_w16_norm_silu = <E, E, 1, 2, 16, true, true>,
-        gemm_{E}_streamed_m8_n16_w8_norm_silu = <E, E, 1, 4, 8, true, true>,
-        gemm_{E}_streamed_m8_n8_w16_silu = <E, E, 1, 2, 16, false, true>,
-        gemm_{E}_streamed_m8_n16_w8_silu = <E, E, 1, 4, 8, false, true>,
-        gemm_{E}_streamed_m16_n16_w16 = <E, E, 2, 2, 16, false, false>,
-        gemm_{E}_streamed_m16_n32_w8 = <E, E, 2, 4, 8, false, false>,
-        gemm_{E}_streamed_m32_n8_w16 = <E, E, 4, 1, 16, false, false>,
-        gemm_{E}_streamed_m32_n16_w16 = <E, E, 4, 2, 16, false, false>,
-        gemm_{E}_streamed_m32_n24_w8 = <E, E, 4, 3, 8, false, false>,
-        gemm_{E}_streamed_m32_n32_w8 = <E, E, 4, 4, 8, false, false>,
-        gemm_{E}_streamed_m32_n40_w8 = <E, E, 4, 5, 8, false, false>,
-        gemm_{E}_streamed_m32_n48_w8 = <E, E, 4, 6, 8, false, false>,
-        gemm_f16_e4m3_streamed_m8_n32_w8 = <f16, E4m3, 1, 4, 8, false, false>,
-        gemm_f16_e4m3_streamed_m8_n32_w8_norm = <f16, E4m3, 1, 4, 8, true, false>,
-        gemm_f16_e4m3_streamed_m8_n16_w8_norm_silu = <f16, E4m3, 1, 4, 8, true, true>,
-        gemm_f16_e4m3_streamed_m8_n16_w8_silu = <f16, E4m3, 1, 4, 8, false, true>,
-        gemm_f16_e4m3_streamed_m16_n32_w8 = <f16, E4m3, 2, 4, 8, false, false>
+        A in GATES,
+        gemm_{E}_streamed_m8_n8_w16 = <E, E, 1, 1, 16, false, NoGate>,
+        gemm_{E}_streamed_m8_n16_w16 = <E, E, 1, 2, 16, false, NoGate>,
+        gemm_{E}_streamed_m8_n32_w8 = <E, E, 1, 4, 8, false, NoGate>,
+        gemm_{E}_streamed_m8_n16_w16_norm = <E, E, 1, 2, 16, true, NoGate>,
+        gemm_{E}_streamed_m8_n32_w8_norm = <E, E, 1, 4, 8, true, NoGate>,
+        gemm_{E}_streamed_m8_n8_w16_norm_{A} = <E, E, 1, 2, 16, true, A>,
+        gemm_{E}_streamed_m8_n16_w8_norm_{A} = <E, E, 1, 4, 8, true, A>,
+        gemm_{E}_streamed_m8_n8_w16_{A} = <E, E, 1, 2, 16, false, A>,
+        gemm_{E}_streamed_m8_n16_w8_{A} = <E, E, 1, 4, 8, false, A>,
+        gemm_{E}_streamed_m16_n16_w16 = <E, E, 2, 2, 16, false, NoGate>,
+        gemm_{E}_streamed_m16_n32_w8 = <E, E, 2, 4, 8, false, NoGate>,
+        gemm_{E}_streamed_m32_n8_w16 = <E, E, 4, 1, 16, false, NoGate>,
+        gemm_{E}_streamed_m32_n16_w16 = <E, E, 4, 2, 16, false, NoGate>,
+        gemm_{E}_streamed_m32_n24_w8 = <E, E, 4, 3, 8, false, NoGate>,
+        gemm_{E}_streamed_m32_n32_w8 = <E, E, 4, 4, 8, false, NoGate>,
+        gemm_{E}_streamed_m32_n40_w8 = <E, E, 4, 5, 8, false, NoGate>,
+        gemm_{E}_streamed_m32_n48_w8 = <E, E, 4, 6, 8, false, NoGate>,
+        gemm_f16_e4m3_streamed_m8_n32_w8 = <f16, E4m3, 1, 4, 8, false, NoGate>,
+        gemm_f16_e4m3_streamed_m8_n32_w8_norm = <f16, E4m3, 1, 4, 8, true, NoGate>,
+        gemm_f16_e4m3_streamed_m8_n16_w8_norm_{A} = <f16, E4m3, 1, 4, 8, true, A>,
+        gemm_f16_e4m3_streamed_m8_n16_w8_{A} = <f16, E4m3, 1, 4, 8, false, A>,
+        gemm_f16_e4m3_streamed_m16_n32_w8 = <f16, E4m3, 2, 4, 8, false, NoGate>
     )
 )]
 pub unsafe fn gemm_16_streamed<
@@ -93,7 +94,7 @@ pub unsafe fn gemm_16_streamed<
     const TILES_N: usize,
     const WARPS: usize,
     const NORMED: bool,
-    const GATED: bool,
+    A: Gate,
 >(
     num_rows: Global<u32>,
     max_rows: u32,
@@ -123,7 +124,7 @@ pub unsafe fn gemm_16_streamed<
     weight_map: TensorMap,
 ) {
     const { assert!(!NORMED || TILES_M == 1, "a block has shared memory for one tile's rows") };
-    let num_parts = num_parts(GATED) as u32;
+    let num_parts = A::PARTS as u32;
     // In units of 16 bits.
     let (weight_k, weight_stride) = (k / W::VECS as u32, weight_stride / W::VECS as u32);
     let is_resident = !NORMED && W::VECS > 1;
@@ -168,7 +169,7 @@ pub unsafe fn gemm_16_streamed<
             return;
         }
         let normed = norm.map(|norm| {
-            let smem = partials.offset(num_partials(TILES_M, TILES_N, GATED, WARPS));
+            let smem = partials.offset(num_partials(TILES_M, TILES_N, A::PARTS, WARPS));
             norm.rows::<E, TILES_M>((x, x_stride), num_rows, smem)
         });
 
@@ -187,7 +188,7 @@ pub unsafe fn gemm_16_streamed<
         while column < n {
             let orders = [x_order, TileOrder::Swizzled];
             let end = n.min(column + tile_columns);
-            let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(column, end, n, orders);
+            let outputs = Outputs::<TILES_M, TILES_N, WARPS, A>::new(column, end, n, orders);
             let bias = outputs.bias(bias);
             let tile_scales = outputs.tile_scales(scales);
             let row_scales = outputs.scales::<E, W>(scales);

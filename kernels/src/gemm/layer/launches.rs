@@ -76,7 +76,7 @@ impl Layer {
                 launches.extend(self.rounded_rows(operands)?);
                 launches.extend(self.fp8_product(gpu, operands, maps)?);
             }
-            (_, Weight::Tiles(parts)) if self.gated => {
+            (_, Weight::Tiles(parts)) if self.gate.is_some() => {
                 let Some(format) = gated_format(parts) else {
                     return refuse("formats", parts.len(), "one for both halves of a gated layer");
                 };
@@ -102,11 +102,12 @@ impl Layer {
     /// Refuses gates that the launches would leave out.
     fn check_gates(&self) -> Result<(), LaunchError> {
         let is_rounded = self.schedule() == Schedule::RoundedRows;
-        if self.input == Input::Gated && !is_rounded {
+        if matches!(self.input, Input::Gated(_)) && !is_rounded {
             return refuse("gates before the layer", 1, "none where rows are not rounded");
         }
         let is_e4m3 = matches!(self.weight, Weight::E4m3 { .. });
-        if self.gated && (is_rounded || is_e4m3 && self.schedule() == Schedule::DenseCopy) {
+        if self.gate.is_some() && (is_rounded || is_e4m3 && self.schedule() == Schedule::DenseCopy)
+        {
             return refuse("gates", 1, "none for so many rows by a weight in FP8");
         }
         Ok(())
@@ -167,7 +168,7 @@ impl Layer {
         n: usize,
         operands: &Operands,
     ) -> Result<Option<Launch>, LaunchError> {
-        if self.input != Input::Stored || self.gated {
+        if self.input != Input::Stored || self.gate.is_some() {
             return refuse("operand bits", 32, "16 for a layer with a fused norm or gate");
         }
         let &Layer { max_rows, k, .. } = self;
@@ -190,7 +191,7 @@ impl Layer {
         operands: &Operands,
         maps: Maps<'_>,
     ) -> Result<Option<Launch>, LaunchError> {
-        let &Layer { max_rows, k, summation, gated, .. } = self;
+        let &Layer { max_rows, k, summation, gate, .. } = self;
         let linear_operands = Linear16Operands::<E> {
             x: operands.input(),
             weight: Rows::new(DevicePtr::new(weight), k),
@@ -198,7 +199,7 @@ impl Layer {
             residual: operands.residual,
             out: operands.output(),
         };
-        let linear = Linear16 { max_rows, n, k, summation, gated };
+        let linear = Linear16 { max_rows, n, k, summation, gate };
         linear.launch(gpu, operands.num_rows, &linear_operands, maps)
     }
 
@@ -221,9 +222,9 @@ impl Layer {
         if self.schedule() == Schedule::SmallBatch {
             return self.blocks(format, n).launch(gpu, operands.num_rows, &tiles);
         }
-        let &Layer { max_rows, k, gated, .. } = self;
+        let &Layer { max_rows, k, gate, .. } = self;
         let order = self.summation.order;
-        let prompt = QuantisedPrompt { max_rows, n, k, format, gated, order };
+        let prompt = QuantisedPrompt { max_rows, n, k, format, gate, order };
         prompt.launch(gpu, operands.num_rows, &tiles, maps)
     }
 
@@ -246,7 +247,7 @@ impl Layer {
         operands: &Operands,
         maps: Maps<'_>,
     ) -> Result<Option<Launch>, LaunchError> {
-        let &Layer { max_rows, n, k, gated, .. } = self;
+        let &Layer { max_rows, n, k, gate, .. } = self;
         let (weight, scales) = self.e4m3_rows(operands, 0);
         let small_operands = LinearFp8SmallOperands {
             x: operands.input(),
@@ -256,7 +257,7 @@ impl Layer {
             residual: operands.residual,
             out: operands.output(),
         };
-        let small = LinearFp8Small { max_rows, n, k, gated, order: self.summation.order };
+        let small = LinearFp8Small { max_rows, n, k, gate, order: self.summation.order };
         small.launch(gpu, operands.num_rows, &small_operands, maps)
     }
 
@@ -266,10 +267,13 @@ impl Layer {
 
     /// The rows in E4M3, in the workspace.
     fn rounded_rows(&self, operands: &Operands) -> Result<Option<Launch>, LaunchError> {
-        let input = match (operands.norm, operands.gate) {
-            (Some((weight, eps)), _) => RowInput::Normed { x: operands.x.cast(), weight, eps },
-            (None, Some(gate)) => RowInput::Gated { gate: gate.cast(), up: operands.x.cast() },
-            (None, None) => RowInput::Stored(operands.x.cast()),
+        let x = operands.x;
+        let input = match (operands.norm, operands.gate, self.input) {
+            (Some((weight, eps)), ..) => RowInput::Normed { x: x.cast(), weight, eps },
+            (None, Some(gate), Input::Gated(activation)) => {
+                RowInput::Gated { activation, gate: gate.cast(), up: x.cast() }
+            }
+            _ => RowInput::Stored(x.cast()),
         };
         let rows = QuantiseRows { max_rows: self.max_rows, width: self.k };
         let out = DevicePtr::new(operands.workspace);

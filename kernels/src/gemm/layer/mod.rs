@@ -13,7 +13,7 @@ use super::fp8::LinearFp8Small;
 use super::quantised::prompt::QuantisedPrompt;
 use super::quantised::{BlockFormat, QuantisedLinear};
 use super::{Linear16, SumOrder, Summation};
-use gpu_types::{ALIGN_BYTES, Dtype, FP8_BLOCK};
+use gpu_types::{ALIGN_BYTES, Activation, Dtype, FP8_BLOCK};
 use half::f16;
 use segments::gated_format;
 
@@ -36,9 +36,10 @@ pub struct Layer {
     pub input: Input,
     /// How the weight is stored.
     pub weight: Weight,
-    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes
-    /// it; the first `n` rows of the weight are those of the gate, the last `n` those of up.
-    pub gated: bool,
+    /// The activation, if the output is `activation(gate) * up`, as
+    /// [`GateRows`](crate::gate_rows::GateRows) computes it; the first `n` rows of the weight are
+    /// those of the gate, the last `n` those of up.
+    pub gate: Option<Activation>,
     /// How outputs are accumulated.
     pub summation: Summation,
 }
@@ -50,8 +51,8 @@ pub enum Input {
     Stored,
     /// RMSNorm of the input.
     Normed,
-    /// `silu(gate) * x`.
-    Gated,
+    /// `activation(gate) * x`.
+    Gated(Activation),
 }
 
 /// How the weight of a layer is stored.
@@ -115,8 +116,9 @@ impl Layer {
     /// than launches of their own.
     pub fn fuses(&self) -> bool {
         let (is_normed, max_rows, k) = (self.input == Input::Normed, self.max_rows, self.k);
-        if self.input == Input::Gated {
-            return self.schedule() == Schedule::RoundedRows && !self.gated;
+        let is_gated = self.gate.is_some();
+        if let Input::Gated(_) = self.input {
+            return self.schedule() == Schedule::RoundedRows && !is_gated;
         }
         match (self.schedule(), &self.weight) {
             (Schedule::Stored, _) => {
@@ -124,10 +126,9 @@ impl Layer {
                 let is_small = self.summation.order != SumOrder::Tiles;
                 is_half && is_small && Linear16::fuses(max_rows, k, is_normed)
             }
-            (Schedule::RoundedRows, _) => !self.gated,
+            (Schedule::RoundedRows, _) => !is_gated,
             (Schedule::SmallBatch, &Weight::E4m3 { in_blocks, .. }) => {
-                let has_whole_blocks =
-                    !in_blocks || self.n.is_multiple_of(FP8_BLOCK) || !self.gated;
+                let has_whole_blocks = !in_blocks || self.n.is_multiple_of(FP8_BLOCK) || !is_gated;
                 has_whole_blocks && LinearFp8Small::fuses(max_rows, k, is_normed)
             }
             (Schedule::SmallBatch, Weight::Tiles(parts)) => {
@@ -135,12 +136,12 @@ impl Layer {
                     part.format.is_some_and(|format| self.blocks(format, self.n).fuses_norm())
                 };
                 (!is_normed || parts.iter().all(norms))
-                    && (!self.gated || gated_format(parts).is_some())
+                    && (!is_gated || gated_format(parts).is_some())
             }
             (Schedule::Prompt, Weight::Tiles(parts)) => {
-                !is_normed && (!self.gated || gated_format(parts).is_some())
+                !is_normed && (!is_gated || gated_format(parts).is_some())
             }
-            _ => !is_normed && !self.gated,
+            _ => !is_normed && !is_gated,
         }
     }
 
@@ -186,7 +187,7 @@ impl Layer {
 
     /// A layer of a few rows by the tiles of `n` columns.
     fn blocks(&self, format: BlockFormat, n: usize) -> QuantisedLinear {
-        let &Layer { max_rows, k, gated, .. } = self;
-        QuantisedLinear { max_rows, n, k, format, gated }
+        let &Layer { max_rows, k, gate, .. } = self;
+        QuantisedLinear { max_rows, n, k, format, gate }
     }
 }

@@ -6,7 +6,6 @@ use super::input::TILE_M;
 use super::mainloop::Sums;
 use super::{NUM_THREADS, NUM_WARPS, WarpSplit};
 use crate::element::Half;
-use crate::silu_mul::gated;
 use cuda_std::prelude::*;
 use cuda_std::unroll;
 
@@ -123,7 +122,7 @@ impl<const TILES_M: usize> Outputs<TILES_M> {
                 unsafe {
                     if !bias.is_null() {
                         terms[i].bias[0] = bias.get(column as usize);
-                        if self.split.num_parts == 2 {
+                        if self.split.gate.num_parts() == 2 {
                             terms[i].bias[1] = bias.get((n + column) as usize);
                         }
                     }
@@ -157,11 +156,11 @@ impl<const TILES_M: usize> Outputs<TILES_M> {
                 // SAFETY: the caller's promise; row and column are inside.
                 unsafe {
                     let mut value = self.sum(smem, output, 0) + bias[0];
-                    if self.split.num_parts == 2 {
+                    if self.split.gate.num_parts() == 2 {
                         let up = self.sum(smem, output, 1) + bias[1];
                         // As the separate operations round.
                         let [gate, up] = [value, up].map(|value| E::from_f32(value).to_f32());
-                        value = gated::<E>(gate, up);
+                        value = self.split.gate.apply::<E>(gate, up);
                     }
                     value += residual;
                     let at = output.row as usize * epilogue.out_stride as usize
@@ -182,7 +181,8 @@ impl<const TILES_M: usize> Outputs<TILES_M> {
     /// As [`Outputs::store`].
     #[inline(always)]
     unsafe fn sum(&self, smem: Shared<f32>, output: Output, part: u32) -> f32 {
-        let first_warp = (output.row_tile * self.split.num_parts + part) << self.split.k_warps_log2;
+        let first_warp =
+            (output.row_tile * self.split.gate.num_parts() + part) << self.split.k_warps_log2;
         let in_warp = output.row * COLUMN_STRIDE + output.column % TILE_ROWS;
         let smem = smem.offset(first_warp * warp_partials(TILES_M) + in_warp);
         let mut sum = 0.0;

@@ -8,10 +8,11 @@ use super::packed::{check, instance_of, with_format};
 use super::ring::Ring;
 use super::{BlockFormat, NUM_THREADS, NUM_WARPS, gemm_f16_quantised};
 use crate::Rows;
+use crate::activation::{gate_arg, num_parts};
 use crate::gemm::problem::Terms;
 use crate::gemm::{Gpu, Input16, MAX_FUSED_ROWS, Out16, Target};
-use crate::silu_mul::num_parts;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+use gpu_types::Activation;
 use half::f16;
 
 /// Most shared memory of a block: on every device of `sm_80`, and of `sm_90a`.
@@ -28,7 +29,7 @@ pub(super) struct Args {
     pub max_rows: u32,
     pub n: u32,
     pub k: u32,
-    pub num_parts: u32,
+    pub gate: u32,
     /// In f32 if normed.
     pub x: DevicePtr<u16>,
     pub x_stride: u32,
@@ -54,9 +55,10 @@ pub struct QuantisedLinear {
     pub k: usize,
     /// How the weight is packed.
     pub format: BlockFormat,
-    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes
-    /// it. The packed weight of gate is then followed by that of up.
-    pub gated: bool,
+    /// The activation, if the output is `activation(gate) * up`, as
+    /// [`GateRows`](crate::gate_rows::GateRows) computes it. The packed weight of gate is then
+    /// followed by that of up.
+    pub gate: Option<Activation>,
 }
 
 /// The operands of [`QuantisedLinear`], with memory for `max_rows` rows. Parts of a stacked weight
@@ -134,7 +136,7 @@ impl QuantisedLinear {
             max_rows: self.max_rows as u32,
             n: arg_u32("n", self.n)?,
             k: arg_u32("k", self.k)?,
-            num_parts: num_parts(self.gated) as u32,
+            gate: gate_arg(self.gate),
             x: DevicePtr::new(x),
             x_stride,
             norm_weight,
@@ -161,7 +163,7 @@ impl QuantisedLinear {
                 max_rows: args.max_rows,
                 n: args.n,
                 k: args.k,
-                num_parts: args.num_parts,
+                gate: args.gate,
                 k_warps_log2: self.k_warps(gpu.num_sms).ilog2(),
                 chunk_tiles,
                 x: args.x,
@@ -190,7 +192,7 @@ impl QuantisedLinear {
         if self.k == 0 {
             return refuse("k", 0, "at least one block");
         }
-        check(self.format, self.n.saturating_mul(num_parts(self.gated)), self.k, *weight)?;
+        check(self.format, self.n.saturating_mul(num_parts(self.gate)), self.k, *weight)?;
         let (is_aligned, stride) = match x {
             Input16::Half(x) => (x.is_aligned(), x.row_stride),
             Input16::Normed { x, weight, .. } => {
@@ -205,7 +207,7 @@ impl QuantisedLinear {
         }
         match out {
             Out16::Half(_) if residual.is_some() => refuse("output bits", 16, "32 with a residual"),
-            Out16::F32(_) if self.gated => refuse("output bits", 32, "16 with a gate"),
+            Out16::F32(_) if self.gate.is_some() => refuse("output bits", 32, "16 with a gate"),
             _ => Ok(()),
         }
     }
@@ -221,7 +223,7 @@ impl QuantisedLinear {
     /// Warps that split k: as many as give the busiest warp the fewest tiles. They decide the order
     /// of the sums, so they must not depend on the rows.
     fn k_warps(&self, num_sms: usize) -> usize {
-        let num_parts = num_parts(self.gated);
+        let num_parts = num_parts(self.gate);
         let row_tiles = self.n.div_ceil(TILE_ROWS as usize).div_ceil(num_sms);
         let tiles = |k_warps: &usize| {
             let rounds = row_tiles.div_ceil(NUM_WARPS as usize / k_warps / num_parts);

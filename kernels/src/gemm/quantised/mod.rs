@@ -1,5 +1,5 @@
 //! Linear layers of up to 16 rows whose weight stays quantised: `out[m, n] = sum_k x[m, k] *
-//! weight[n, k] (+ bias[n]) (+ residual[m, n])`, or `silu(gate) * up` of a stacked weight.
+//! weight[n, k] (+ bias[n]) (+ residual[m, n])`, or `activation(gate) * up` of a stacked weight.
 //!
 //! Shapes    x `[m, k]` f16, or f32 that is normed, m at most 16; weight `[n, k]` in tiles, see
 //!           [`mod@format`], k a multiple of its blocks; bias `[n]`, residual `[m, n]` f32; out
@@ -40,6 +40,7 @@ pub use launcher::{QuantisedLinear, QuantisedOperands};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use packed::pack;
 
+use crate::activation::GateArg;
 use cuda_std::prelude::*;
 use epilogue::{Epilogue, Outputs, Terms, num_partials, store_partials};
 use format::{BLOCKS, Format, Tile, TilePtr, Tiles};
@@ -60,15 +61,14 @@ const NUM_THREADS: u32 = NUM_WARPS * warp::WARP_SIZE;
 pub(crate) struct WarpSplit {
     /// Warps that split k: 4, 8 or 16.
     k_warps_log2: u32,
-    /// Parts of the weight: 1, or gate and up.
-    num_parts: u32,
+    gate: GateArg,
 }
 
 impl WarpSplit {
     /// Rows of tiles of a round, of each part.
     #[inline(always)]
     fn row_tiles(self) -> u32 {
-        (NUM_WARPS >> self.k_warps_log2) / self.num_parts
+        (NUM_WARPS >> self.k_warps_log2) / self.gate.num_parts()
     }
 
     /// The warp's part, its row of tiles in a round, and its place among those that split k.
@@ -76,7 +76,7 @@ impl WarpSplit {
     fn of_warp(self) -> [u32; 3] {
         let group = warp::warp_idx() >> self.k_warps_log2;
         let k_warp = warp::warp_idx() % (1 << self.k_warps_log2);
-        [group % self.num_parts, group / self.num_parts, k_warp]
+        [group % self.gate.num_parts(), group / self.gate.num_parts(), k_warp]
     }
 }
 
@@ -172,13 +172,13 @@ impl<F: Format, const RING: bool> TileSource<F, RING> {
 /// # Safety
 /// 1. `num_rows` is one element, at most `max_rows`, which is from 1 to `8 * TILES_M`. `x` holds
 ///    `max_rows` rows, the output and `residual` `num_rows`, at their strides; `weight` holds the
-///    tiles of `num_parts` weights `[n, k]` of the format `F`, and `bias` an element for each of
-///    their rows. `bias` and `residual` may be null. The output is `out_f32`, or `out` if `out_f32`
-///    is null.
+///    tiles of as many weights `[n, k]` of the format `F` as `gate`, a [`GateArg`], has parts, and
+///    `bias` an element for each of their rows. `bias` and `residual` may be null. The output is
+///    `out_f32`, or `out` if `out_f32` is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `x` are 16-byte aligned, and so is `weight`; `k` is a multiple of 32.
-/// 4. `2^k_warps_log2` is 4, 8 or 16, and `num_parts` is 1 or 2, with at most 8 warps. Shared memory
-///    holds `chunk_tiles` tiles of x along k, at least one, and two rounds of partial sums.
+/// 4. `2^k_warps_log2` is 4, 8 or 16, with a gate at most 8. Shared memory holds `chunk_tiles` tiles
+///    of x along k, at least one, and two rounds of partial sums.
 /// 5. `norm_weight` is null, or holds `k` elements, 16-byte aligned; elements of `x` are then f32,
 ///    `chunk_tiles` are all, and `max_rows` is at most 8.
 #[kernel(
@@ -197,7 +197,7 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
     max_rows: u32,
     n: u32,
     k: u32,
-    num_parts: u32,
+    gate: u32,
     k_warps_log2: u32,
     chunk_tiles: u32,
     x: Global<u16>,
@@ -213,7 +213,7 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
     out_f32: GlobalMut<f32>,
     out_stride: u32,
 ) {
-    let split = WarpSplit { k_warps_log2, num_parts };
+    let split = WarpSplit { k_warps_log2, gate: GateArg(gate) };
     let tiles = Tiles::new::<F>(weight, k);
     let row_tiles = n.div_ceil(format::TILE_ROWS);
     // The block's rows of tiles: the first blocks have one more.

@@ -1,6 +1,7 @@
 //! Which kernel is chosen for a layer, held to recorded times and to the order of accumulation; and
 //! what is refused.
 
+use super::SILU;
 use super::recorded::{Row, rows as recorded_rows};
 use crate::harness::*;
 use cuda_std::launch::DevicePtr;
@@ -163,11 +164,11 @@ fn a_requested_summation_is_kept() {
     assert!(symbol(1, Fastest).starts_with("gemv") && !symbol(2, Fastest).starts_with("gemv"));
     assert!(!symbol(1, SmallBatch).starts_with("gemv") && !symbol(1, Tiles).starts_with("gemv"));
     assert_eq!(symbol(0, Fastest), "");
-    for (is_normed, gated, name) in
-        [(true, false, "_norm"), (true, true, "_norm_silu"), (false, true, "_silu")]
+    for (is_normed, gate, name) in
+        [(true, None, "_norm"), (true, SILU, "_norm_silu"), (false, SILU, "_silu")]
     {
         let launch = launch(Gpu::HOPPER, [1, 896, 896], |linear, operands| {
-            linear.gated = gated;
+            linear.gate = gate;
             if is_normed {
                 normed(operands, 896);
             }
@@ -199,21 +200,24 @@ fn the_warps_that_share_k_depend_on_the_weight_and_the_gpu() {
     for (gpu, num_sms) in [(A100, 28), (A100, 108), (Gpu::HOPPER, 78), (Gpu::HOPPER, 132)] {
         let gpu = Gpu { num_sms, ..gpu };
         let columns = [40, 223, 225, 1056, 1057, 2112, 2113, 22_016];
-        for (n, gated) in columns.into_iter().flat_map(|n| [(n, false), (n, true)]) {
-            let weight_rows = if gated { 2 * n } else { n };
+        for (n, gate) in columns.into_iter().flat_map(|n| [(n, None), (n, SILU)]) {
+            let weight_rows = if gate.is_some() { 2 * n } else { n };
             let warps = if weight_rows <= 16 * num_sms { "_w16_" } else { "_w8_" };
             // In any order one row has a kernel of its own.
             let order = |rows| if rows == 1 { SumOrder::SmallBatch } else { SumOrder::Fastest };
             let symbol = |rows, n| {
                 symbol_of(launch(gpu, [rows, n, 896], |linear, operands| {
-                    (linear.gated, linear.summation.order) = (gated, order(rows));
+                    (linear.gate, linear.summation.order) = (gate, order(rows));
                     normed(operands, 896);
                 }))
             };
             for rows in [1, 2, 8] {
                 let symbol = symbol(rows, n);
                 assert!(symbol.contains(warps), "{symbol} of {n} columns on {num_sms} SMs");
-                assert!(symbol.contains("_norm") && symbol.contains("_silu") == gated, "{symbol}");
+                assert!(
+                    symbol.contains("_norm") && symbol.contains("_silu") == gate.is_some(),
+                    "{symbol}"
+                );
             }
             assert_eq!([symbol(0, n), symbol(1, 0)], [""; 2]);
         }
@@ -387,9 +391,9 @@ fn small_batches_reject_what_they_do_not_compute() {
 
 #[test]
 fn fused_layers_reject_what_is_not_fused() {
-    let fused = |gpu, [rows, k]: [usize; 2], gated, change: fn(&mut Linear16Operands<f16>)| {
+    let fused = |gpu, [rows, k]: [usize; 2], gate, change: fn(&mut Linear16Operands<f16>)| {
         error(launch(gpu, [rows, 64, k], |linear, operands| {
-            linear.gated = gated;
+            linear.gate = gate;
             normed(operands, k);
             change(operands);
         }))
@@ -398,23 +402,23 @@ fn fused_layers_reject_what_is_not_fused() {
         (9, "rows is 9: expected at most 8 with a norm or a gate, 16 with a weight in FP8"),
         (65, "rows is 65: expected at most 8 for a layer with a fused norm or gate"),
     ] {
-        assert_eq!(fused(Gpu::HOPPER, [rows, 896], false, |_| ()), want);
-        assert_eq!(fused(A100, [rows, 896], true, |_| ()), want);
+        assert_eq!(fused(Gpu::HOPPER, [rows, 896], None, |_| ()), want);
+        assert_eq!(fused(A100, [rows, 896], SILU, |_| ()), want);
     }
     assert_eq!(
-        fused(Gpu::HOPPER, [8, 8192], false, |_| ()),
+        fused(Gpu::HOPPER, [8, 8192], None, |_| ()),
         "k is 8192: expected columns whose normed rows fit into shared memory"
     );
     let f32s = |operands: &mut Linear16Operands<f16>| operands.out = Out16::F32(rows_at(96, 64));
-    let error = fused(Gpu::HOPPER, [8, 896], true, f32s);
+    let error = fused(Gpu::HOPPER, [8, 896], SILU, f32s);
     assert_eq!(error, "output bits is 32: expected 16 for a gated layer");
-    let error = fused(Gpu::HOPPER, [8, 896], false, |operands| {
+    let error = fused(Gpu::HOPPER, [8, 896], None, |operands| {
         (operands.out, operands.residual) = (Out16::F32(rows_at(96, 64)), Some(rows_at(96, 64)));
     });
     assert_eq!(error, "residuals is 1: expected none for a layer with a fused norm or gate");
-    let error = fused(Gpu::HOPPER, [8, 896], false, |operands| normed(operands, 898));
+    let error = fused(Gpu::HOPPER, [8, 896], None, |operands| normed(operands, 898));
     assert_eq!(error, "row stride is 898: expected a multiple of 4");
-    let error = fused(Gpu::HOPPER, [8, 896], false, |operands| {
+    let error = fused(Gpu::HOPPER, [8, 896], None, |operands| {
         let weight = DevicePtr::new(84);
         operands.x = Input16::Normed { x: rows_at(16, 896), weight, eps: 0.25 };
     });

@@ -1,11 +1,13 @@
 //! Linear layers whose weight is in E4M3: of small batches in f16, and of rows in E4M3.
 
-use super::{EPS, Out, Terms, normed};
+use super::{EPS, Out, SILU, Terms, normed};
 use crate::harness::*;
 use cuda_std::E4m3;
 use cuda_std::launch::DevicePtr;
+use gpu_types::Activation;
 use half::f16;
 use kernels::Rows;
+use kernels::activation::gate_of;
 use kernels::gemm::config::TileConfig;
 use kernels::gemm::fp8::dequantise::DequantiseFp8;
 use kernels::gemm::fp8::{
@@ -37,7 +39,7 @@ struct Case {
     out_pad: usize,
     bias: bool,
     normed: bool,
-    gated: bool,
+    gate: Option<Activation>,
     out: Out,
     /// Whether a weight scale is of a block.
     blocks: bool,
@@ -77,7 +79,7 @@ const SMALL: Case = Case {
     out_pad: 0,
     bias: true,
     normed: false,
-    gated: false,
+    gate: None,
     out: Out::InPlace,
     blocks: false,
     values: Values::Random,
@@ -165,7 +167,7 @@ struct Operands {
 
 impl Case {
     fn weight_rows(&self) -> usize {
-        if self.gated { 2 * self.n } else { self.n }
+        if self.gate.is_some() { 2 * self.n } else { self.n }
     }
 
     fn k_blocks(&self) -> usize {
@@ -227,7 +229,7 @@ impl Case {
             // A normed x in f32 can round to another f16.
             product_rounding: if self.normed { f16::ROUNDING / 2.0 } else { 1e-6 },
         };
-        let outputs = if self.gated { linear.gated_outputs::<f16>() } else { linear.outputs() };
+        let outputs = linear.gated_outputs::<f16>(self.gate);
         if self.out == Out::Half { stored::<f16>(outputs) } else { outputs }
     }
 
@@ -276,7 +278,7 @@ impl Case {
         };
         let operands = LinearFp8SmallOperands { x, weight, scales, bias, residual, out };
         let (order, maps) = (SumOrder::SmallBatch, &mut tensor_map);
-        let layer = LinearFp8Small { max_rows, n, k, gated: self.gated, order };
+        let layer = LinearFp8Small { max_rows, n, k, gate: self.gate, order };
         let launch = match self.kernel {
             Kernel::Of(kernel) => {
                 layer.launch_kernel(kernel, HOPPER, num_rows_ptr, &operands, maps)
@@ -347,21 +349,22 @@ fn fused_layers_match_oracle() {
     let on_sm80 = Case { kernel: Kernel::Small(SumOrder::SmallBatch, SM80), ..SMALL };
     let kinds = [(true, false), (false, true), (true, true)];
     for (seed, (normed, gated)) in kinds.into_iter().cycle().take(18).enumerate() {
+        let gate = gated.then(|| Activation::ALL[seed / 3 % Activation::ALL.len()]);
         for base in [ONE_ROW, SMALL, on_sm80] {
             let (n, k) = [(24, 896), (37, 48), (128, 400)][seed / 3 % 3];
             let (blocks, bias, out) = (n == 128, seed % 2 == 0, Out::Half);
-            Case { n, k, normed, gated, out, blocks, bias, ..base }.check(seed as u64);
+            Case { n, k, normed, gate, out, blocks, bias, ..base }.check(seed as u64);
         }
     }
 }
 
 /// Every kernel that takes the weight in E4M3 and fuses nothing, and its most rows.
 fn plain_kernels() -> impl Iterator<Item = (Fp8SmallKernel, usize)> {
-    let is_plain = |symbol: &str| {
-        symbol.contains("e4m3") && !symbol.contains("norm") && !symbol.contains("silu")
+    let is_plain = |symbol: &str, gate| {
+        symbol.contains("e4m3") && !symbol.contains("norm") && gate_of(gate).is_none()
     };
-    let gemv = gemv_16::Instance::ALL.iter().filter(move |x| is_plain(x.symbol()));
-    let small = gemm_16_small_m::Instance::ALL.iter().filter(move |x| is_plain(x.symbol()));
+    let gemv = gemv_16::Instance::ALL.iter().filter(move |x| is_plain(x.symbol(), x.a()));
+    let small = gemm_16_small_m::Instance::ALL.iter().filter(move |x| is_plain(x.symbol(), x.a()));
     gemv.map(|&instance| (Fp8SmallKernel::Gemv(instance), 1))
         .chain(small.map(|&x| (Fp8SmallKernel::Registers(x), 8 * x.tiles_m())))
         .chain([(Fp8SmallKernel::Streamed, 8), (Fp8SmallKernel::Streamed, 16)])
@@ -486,7 +489,7 @@ fn tiles_match_oracle() {
 fn small_batches_reject_what_they_do_not_compute() {
     let reject = |change: fn(&mut LinearFp8Small, &mut LinearFp8SmallOperands)| {
         let order = SumOrder::Fastest;
-        let mut layer = LinearFp8Small { max_rows: 1, n: 896, k: 896, gated: false, order };
+        let mut layer = LinearFp8Small { max_rows: 1, n: 896, k: 896, gate: None, order };
         let mut operands = LinearFp8SmallOperands {
             x: Input16::Half(rows_at(16, 896)),
             weight: rows_at(32, 896),
@@ -503,10 +506,10 @@ fn small_batches_reject_what_they_do_not_compute() {
     assert_eq!(stride, "row stride is 904: expected a multiple of 16");
     let rows = reject(|layer, _| layer.max_rows = 17);
     assert_eq!(rows, "rows is 17: expected at most 16 with a weight in FP8");
-    let n = reject(|layer, _| (layer.gated, layer.n) = (true, 100));
+    let n = reject(|layer, _| (layer.gate, layer.n) = (SILU, 100));
     assert_eq!(n, "n is 100: expected a multiple of 128 with scales of blocks and a gate");
     assert!(reject(|layer, _| layer.order = SumOrder::Tiles).starts_with("orders is 1"));
-    assert!(reject(|layer, _| (layer.max_rows, layer.gated) = (9, true)).contains("at most 8"));
+    assert!(reject(|layer, _| (layer.max_rows, layer.gate) = (9, SILU)).contains("at most 8"));
 }
 
 #[test]

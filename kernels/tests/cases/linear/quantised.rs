@@ -1,9 +1,10 @@
 //! Linear layers whose weight stays in blocks, its dense copy, and its rows.
 
 use super::blocks::{elements, in_blocks_of, pack, random_rows};
-use super::{Out, Terms};
+use super::{Out, SILU, Terms};
 use crate::harness::*;
 use cuda_std::tensor_map::EncodedTensorMap;
+use gpu_types::Activation;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::quantised::dequantise::Dequantise;
@@ -26,7 +27,7 @@ struct Case {
     n: usize,
     k: usize,
     bias: bool,
-    gated: bool,
+    gate: Option<Activation>,
     out: Out,
     kernel: Kernel,
 }
@@ -44,7 +45,7 @@ const SMALL: Case = Case {
     n: 40,
     k: 512,
     bias: true,
-    gated: false,
+    gate: None,
     out: Out::InPlace,
     kernel: Kernel::Small(HOPPER),
 };
@@ -61,8 +62,9 @@ const fn on(gpu: Gpu) -> Kernel {
 }
 
 /// A kind of output, by number.
-fn out_of(number: usize) -> (Out, bool) {
-    [(Out::InPlace, false), (Out::Half, false), (Out::Half, true)][number % 3]
+fn out_of(number: usize) -> (Out, Option<Activation>) {
+    let gate = Some(Activation::ALL[number / 3 % Activation::ALL.len()]);
+    [(Out::InPlace, None), (Out::Half, None), (Out::Half, gate)][number % 3]
 }
 
 /// The values of a case: rows are the same for every count of them.
@@ -78,7 +80,7 @@ impl Case {
     const PAD: usize = 8;
 
     fn weight_rows(&self) -> usize {
-        if self.gated { 2 * self.n } else { self.n }
+        if self.gate.is_some() { 2 * self.n } else { self.n }
     }
 
     fn operands(&self) -> Operands {
@@ -112,18 +114,18 @@ impl Case {
                 Kernel::Prompt(..) => f16::ROUNDING,
             },
         };
-        let outputs = if self.gated { linear.gated_outputs::<f16>() } else { linear.outputs() };
+        let outputs = linear.gated_outputs::<f16>(self.gate);
         if self.out == Out::Half { stored::<f16>(outputs) } else { outputs }
     }
 
     fn prompt(&self) -> QuantisedPrompt {
-        let &Case { rows: [_, max_rows], n, k, format, gated, .. } = self;
-        QuantisedPrompt { max_rows, n, k, format, gated, order: SumOrder::Fastest }
+        let &Case { rows: [_, max_rows], n, k, format, gate, .. } = self;
+        QuantisedPrompt { max_rows, n, k, format, gate, order: SumOrder::Fastest }
     }
 
     /// The outputs.
     fn run(&self, operands: &Operands, seed: u64) -> Vec<f32> {
-        let &Case { format, rows: [num_rows, max_rows], n, k, gated, .. } = self;
+        let &Case { format, rows: [num_rows, max_rows], n, k, gate, .. } = self;
         let mut device = Device::default();
         let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32]);
         let x = operands.x.first(num_rows);
@@ -138,7 +140,7 @@ impl Case {
         let operands = QuantisedOperands { x, weight, bias, residual, out };
         let launch = match self.kernel {
             Kernel::Small(gpu) => {
-                let linear = QuantisedLinear { max_rows, n, k, format, gated };
+                let linear = QuantisedLinear { max_rows, n, k, format, gate };
                 linear.launch(gpu, num_rows_ptr, &operands)
             }
             Kernel::Prompt(gpu, order) => {
@@ -159,7 +161,7 @@ impl Case {
     fn check_with(&self, operands: &Operands, seed: u64) {
         let (got, want) = (self.run(operands, seed), self.oracle(operands));
         assert_right(&format!("{self:?}, seed {seed}"), &got, &want);
-        if !self.gated {
+        if self.gate.is_none() {
             let square = |terms: &mut dyn Iterator<Item = f64>| terms.map(|x| x * x).sum::<f64>();
             let off = square(&mut want.iter().zip(&got).map(|(w, &got)| f64::from(got) - w.value));
             let all = square(&mut want.iter().map(|want| want.value));
@@ -173,22 +175,22 @@ fn every_format_and_count_of_rows_matches_oracle() {
     for (seed, format) in BlockFormat::tiled().enumerate() {
         for (at, rows) in [0, 1_usize, 2, 3, 8, 15, 16].into_iter().enumerate() {
             let rows = [rows, [rows.max(1), rows.next_multiple_of(8).max(8)][(seed + at) % 2]];
-            let (out, gated) = out_of(seed + at);
+            let (out, gate) = out_of(seed + at);
             let kernel = Kernel::Small([HOPPER, SM80][at % 2]);
             let (n, bias) = ([17, 40, 16][at % 3], at % 2 == 0);
-            Case { format, rows, n, bias, out, gated, kernel, ..SMALL }.check(seed as u64);
+            Case { format, rows, n, bias, out, gate, kernel, ..SMALL }.check(seed as u64);
         }
         for (at, rows) in [0, 17, 64, 129].into_iter().enumerate() {
-            let (out, gated) = out_of(seed / 3 + at);
+            let (out, gate) = out_of(seed / 3 + at);
             let (kernel, bias) = (on(GPUS[(seed + at) % 3]), at % 2 == 1);
             let rows = [rows, rows.max(17) + 3 * (seed % 2)];
             let n = [24, 130, 20, 72][at];
-            Case { format, rows, n, bias, out, gated, kernel, ..PROMPT }.check(seed as u64);
+            Case { format, rows, n, bias, out, gate, kernel, ..PROMPT }.check(seed as u64);
         }
     }
     // Outputs that are not aligned.
-    for (out, gated) in [0, 1, 2].map(out_of) {
-        Case { n: 33, rows: [18, 66], out, gated, ..PROMPT }.check(3);
+    for (out, gate) in (0..3 * Activation::ALL.len()).map(out_of) {
+        Case { n: 33, rows: [18, 66], out, gate, ..PROMPT }.check(3);
     }
 }
 
@@ -224,7 +226,7 @@ fn what_does_not_fit_into_shared_memory_is_computed_in_parts() {
     case.check(1);
     // More than one tile along k a warp.
     Case { n: 140, k: 4352, ..case }.check(2);
-    Case { n: 118, k: 2304, out: Out::Half, gated: true, ..case }.check(3);
+    Case { n: 118, k: 2304, out: Out::Half, gate: SILU, ..case }.check(3);
 }
 
 #[test]
@@ -296,7 +298,7 @@ fn a_fused_norm_has_the_bits_of_the_separate_one() {
             let k = k.next_multiple_of(format.block_elems());
             // Rows of x from the row count on are unwritten.
             let (max_rows, n, eps) = (num_rows + 1, 40, 1e-5);
-            let linear = QuantisedLinear { max_rows, n, k, format, gated: false };
+            let linear = QuantisedLinear { max_rows, n, k, format, gate: None };
             assert!(linear.fuses_norm());
             let mut device = Device::default();
             let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32]);
@@ -370,12 +372,12 @@ fn packed_weights_have_the_bytes_of_the_file() {
 #[test]
 fn layers_of_blocks_reject_what_no_kernel_takes() {
     let small = |linear: QuantisedLinear, weight: u64, x_stride: usize, out| {
-        let residual = Some(rows_at(48, 64)).filter(|_| !linear.gated);
+        let residual = Some(rows_at(48, 64)).filter(|_| linear.gate.is_none());
         let (x, weight) = (Input16::Half(rows_at(16, x_stride)), rows_at::<u8>(weight, 0).ptr);
         let operands = QuantisedOperands { x, weight, bias: None, residual, out };
         error(linear.launch(Gpu::HOPPER, ptr(64), &operands))
     };
-    let right = QuantisedLinear { max_rows: 1, n: 64, k: 512, format: SMALL.format, gated: false };
+    let right = QuantisedLinear { max_rows: 1, n: 64, k: 512, format: SMALL.format, gate: None };
     let (f32s, halves) = (Out16::F32(rows_at(48, 64)), Out16::Half(rows_at(48, 64)));
     let rows = small(QuantisedLinear { max_rows: 17, ..right }, 32, 512, f32s);
     assert_eq!(rows, "rows is 17: expected at most 16 with a quantised weight");
@@ -388,7 +390,7 @@ fn layers_of_blocks_reject_what_no_kernel_takes() {
     assert_eq!(small(right, 32, 516, f32s), stride);
     let bits = "output bits is 16: expected 32 with a residual";
     assert_eq!(small(right, 32, 512, halves), bits);
-    let gated = QuantisedLinear { gated: true, ..right };
+    let gated = QuantisedLinear { gate: SILU, ..right };
     let bits = "output bits is 32: expected 16 with a gate";
     assert_eq!(small(gated, 32, 512, f32s), bits);
 
@@ -397,7 +399,7 @@ fn layers_of_blocks_reject_what_no_kernel_takes() {
         let operands = QuantisedOperands { x, weight, bias: None, residual: None, out: f32s };
         error(prompt.launch(SM80, ptr(64), &operands, &mut |_: &_| EncodedTensorMap::NONE))
     };
-    assert_eq!(prompt(QuantisedPrompt { gated: true, ..PROMPT.prompt() }), bits);
+    assert_eq!(prompt(QuantisedPrompt { gate: SILU, ..PROMPT.prompt() }), bits);
     let short = prompt(QuantisedPrompt { k: 896, ..PROMPT.prompt() });
     assert_eq!(short, "k is 896: expected a multiple of 256");
 }

@@ -1,15 +1,18 @@
 //! Small batches: streamed weights, weights by registers, GEMV; with a fused norm, a gate, or both;
 //! and layers in f32.
 
-use super::{Case, EPS, Half, Kernel, Operands, Out};
+use super::{Case, EPS, Half, Kernel, Operands, Out, SILU};
 use crate::harness::*;
 use core::any::TypeId;
+use core::iter;
+use gpu_types::Activation;
 use half::{bf16, f16};
 use kernels::Rows;
+use kernels::activation::gate_of;
+use kernels::gate_rows::GateRows;
 use kernels::gemm::kernels::small_m::gemm_16_small_m::Instance;
 use kernels::gemm::{Gpu, Linear, LinearOperands, SumOrder};
 use kernels::rms_norm::RmsNorm;
-use kernels::silu_mul::SiluMul;
 use oracle::{Accumulator, Matrix};
 
 /// Columns that make blocks of 16 warps, and of 8.
@@ -19,8 +22,14 @@ const ONE_ROW: Case = Case::ONE_ROW;
 
 /// A layer with a norm, with a gate after it, and with a gate alone.
 const NORMED: Case = Case { normed: true, out: Out::Half, out_pad: 0, ..ONE_ROW };
-const GATED: Case = Case { gated: true, n: 13, magnitude: 0.25, ..NORMED };
+const GATED: Case = Case { gate: SILU, n: 13, magnitude: 0.25, ..NORMED };
 const GATED_ALONE: Case = Case { normed: false, ..GATED };
+
+/// These by every gate.
+fn gated() -> impl Iterator<Item = Case> {
+    let with = |gate| [GATED, GATED_ALONE].map(|case| Case { gate: Some(gate), ..case });
+    Activation::ALL.into_iter().flat_map(with)
+}
 
 /// The instances of `E`.
 fn instances<E: Half>() -> impl Iterator<Item = Instance> {
@@ -29,7 +38,7 @@ fn instances<E: Half>() -> impl Iterator<Item = Instance> {
 }
 
 fn is_fused(instance: &Instance) -> bool {
-    instance.normed() || instance.gated()
+    instance.normed() || gate_of(instance.a()).is_some()
 }
 
 /// Runs a case by a streamed kernel, and without TMA: the same bits.
@@ -147,7 +156,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
             }
         }
     }
-    for base in [NORMED, GATED, GATED_ALONE] {
+    for base in iter::once(NORMED).chain(gated()) {
         let case = Case { rows: [8, 8], k: 1192, kernel: Kernel::SmallM(108), ..base };
         let operands = case.operands::<f16>();
         let of_all = case.run::<f16>(&operands, 1).1;
@@ -209,7 +218,7 @@ fn fused_gemv_matches_oracle() {
             // Columns of part of a block, and of several blocks.
             let out = if at % 3 == 0 { Out::F32 } else { Out::Half };
             Case { k, bias, n: [1, 7, 9, 37][at % 4], out, ..NORMED }.check::<E>(seed);
-            for base in [GATED, GATED_ALONE] {
+            for base in gated() {
                 Case { k, bias, n: [19, 1, 4, 5][at % 4], ..base }.check::<E>(seed);
             }
         }
@@ -259,7 +268,7 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
         x.values = normed.into_iter().map(f64::from).collect();
     }
     let columns = case.weight_rows();
-    let layer = Case { n: columns, gated: false, normed: false, kernel, ..*case };
+    let layer = Case { n: columns, gate: None, normed: false, kernel, ..*case };
     let of_layer = Operands {
         x,
         norm_weight: Vec::new(),
@@ -268,13 +277,12 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
         residual: Matrix::random::<f32>(num_rows, columns, 5),
     };
     let products = layer.run::<E>(&of_layer, 0).1;
-    if !case.gated {
-        return products;
-    }
+    let Some(activation) = case.gate else { return products };
     let all = device.numbers::<E>("products", &products);
     let (gate, up) = (Rows::new(all, columns), Rows::new(all.add(n), columns));
     let out = device.out("out", (n, max_rows));
-    device.run(SiluMul { max_rows, width: n }.launch(num_rows_ptr, gate, up, out), 0);
+    let gate_rows = GateRows { activation, max_rows, width: n };
+    device.run(gate_rows.launch(num_rows_ptr, gate, up, out), 0);
     device.read_rows(out, case.rows, n)
 }
 
@@ -298,7 +306,7 @@ fn fused_norms_and_gates_match_the_separate_kernels() {
         check_fused::<bf16>(Case { bias: false, ..case }, at as u64);
     }
     for (at, n) in [1, 7, 8, 9, 16, 17].into_iter().enumerate() {
-        for base in [GATED, GATED_ALONE] {
+        for base in gated() {
             let bias = at % 2 == 0;
             let case = Case { n, rows: [[1, 8, 7][at % 3], 8], k: 136, bias, kernel, ..base };
             check_fused::<f16>(case, at as u64);
@@ -311,11 +319,8 @@ fn fused_norms_and_gates_match_the_separate_kernels() {
 fn every_fused_instance_matches_in_every_order() {
     fn check_all<E: Half>() {
         for instance in instances::<E>().filter(is_fused) {
-            let base = match (instance.normed(), instance.gated()) {
-                (true, true) => GATED,
-                (false, true) => GATED_ALONE,
-                _ => NORMED,
-            };
+            let (normed, gate) = (instance.normed(), gate_of(instance.a()));
+            let base = Case { normed, gate, ..if gate.is_some() { GATED } else { NORMED } };
             for seed in simt::seeds() {
                 let kernel = Kernel::Instance(instance);
                 let case = Case { rows: [7, 8], n: 33, k: 1032, kernel, ..base };
@@ -335,7 +340,8 @@ fn streamed_fused_layers_match_the_separate_kernels() {
             let (rows, bias) = ([[1, 7, 8][at % 3], 8], at % 2 == 0);
             // A tile a block, by 16 warps and by 8; and several of them, which 8 have.
             for kernel in [132, 2].map(Kernel::Streamed) {
-                for (base, n) in [(NORMED, 2117), (GATED, 1061), (GATED_ALONE, 1061)] {
+                for (base, n) in iter::once((NORMED, 2117)).chain(gated().map(|base| (base, 1061)))
+                {
                     let case = Case { rows, bias, kernel, ..base };
                     check_fused::<E>(Case { n: 41, k: 1192, ..case }, seed);
                     check_fused::<E>(Case { n, k: 72, ..case }, seed);
@@ -362,7 +368,7 @@ fn a_product_that_overflows_is_clamped_in_f16() {
     assert!(got.iter().any(|value| value.abs() == 65_504.0), "{got:?}");
     assert!(got.iter().all(|value| value.is_finite()), "{got:?}");
     assert_eq!(bits(&got), bits(&separate::<f16>(&case, &operands)));
-    // In bf16 nothing overflows; gate and up that are infinite in f16 do as they do in SiluMul.
+    // In bf16 nothing overflows; gate and up that are infinite in f16 do as they do in GateRows.
     check_fused::<bf16>(case, 0);
     let infinite = Case { magnitude: 40_000.0, ..case };
     let operands = infinite.operands::<f16>();

@@ -1,11 +1,11 @@
 //! The launch of GEMV.
 
 use super::gemv_16::{self, Instance};
+use crate::activation::{gate_of, num_parts};
 use crate::gemm::kernels::small_m::is_normed;
 use crate::gemm::mainloop::gemv::{MAX_SLICES, k_per_load, max_warps, num_partials};
 use crate::gemm::problem::{ScaleArgs, refuse};
 use crate::gemm::{Input16, Linear16, Linear16Operands};
-use crate::silu_mul::num_parts;
 use crate::tile::element::Operand16;
 use crate::tile::weight::WeightElement;
 use core::any::TypeId;
@@ -69,9 +69,9 @@ impl Gemv16 {
         &self,
         operands: &Linear16Operands<E, W>,
     ) -> Instance {
-        let fused = (is_normed(operands), self.0.gated);
+        let fused = (is_normed(operands), self.0.gate);
         let is_it = |instance: Instance| {
-            instance.w() == TypeId::of::<W>() && (instance.normed(), instance.gated()) == fused
+            instance.w() == TypeId::of::<W>() && (instance.normed(), gate_of(instance.a())) == fused
         };
         Instance::find(is_it).expect("instances of all fusions")
     }
@@ -87,7 +87,7 @@ impl Gemv16 {
         operands: &Linear16Operands<E, W>,
         scales: ScaleArgs,
     ) -> Result<Option<Launch>, LaunchError> {
-        let Linear16 { max_rows, n, k, gated, .. } = self.0;
+        let Linear16 { max_rows, n, k, gate, .. } = self.0;
         if max_rows > 1 {
             return refuse("rows", max_rows, "at most 1");
         }
@@ -98,10 +98,11 @@ impl Gemv16 {
         };
         let is_normed = is_normed(operands);
         let num_slices = self.num_slices::<E, W>(is_normed);
-        let num_splits = (max_warps(is_normed || gated, instance.by_mma()) as usize / num_slices)
+        let num_splits = (max_warps(is_normed || gate.is_some(), instance.by_mma()) as usize
+            / num_slices)
             .min(MAX_SPLITS);
         let num_warps = num_slices * num_splits;
-        let block_n = num_splits * instance.rows() / num_parts(gated);
+        let block_n = num_splits * instance.rows() / num_parts(gate);
         let num_threads = num_warps * WARP_SIZE as usize;
         let num_partials = num_partials(instance.rows(), is_normed) as usize * num_threads;
         let shared_bytes = (num_partials * size_of::<f32>()).max(MIN_SHARED_BYTES);

@@ -3,6 +3,7 @@
 use super::MAX_TILES_M;
 use super::gemm_16_small_m::{self, Instance};
 use crate::Rows;
+use crate::activation::{gate_of, num_parts};
 use crate::gemm::epilogue::stream::{max_columns, num_partials};
 use crate::gemm::kernels::streamed::gemm_16_streamed::Instance as StreamedInstance;
 use crate::gemm::mainloop::stream::{K_PER_LOAD, TILE_MN};
@@ -15,6 +16,7 @@ use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use cuda_std::warp::WARP_SIZE;
+use gpu_types::Activation;
 
 /// Columns up to which 16 warps split k: two blocks of eight columns for each SM, which fill it.
 const fn narrow_n(num_sms: usize) -> usize {
@@ -34,11 +36,11 @@ const MAX_LOADS: usize = i32::MAX as usize;
 /// Shared memory of a block: the partial sums, then the normed rows `(max_rows, k, vecs)`, if any.
 const fn shared_bytes(
     tiles: [usize; 2],
-    gated: bool,
+    num_parts: usize,
     warps: usize,
     normed: Option<(usize, u32, usize)>,
 ) -> usize {
-    let partials = num_partials(tiles[0], tiles[1], gated, warps) as usize * size_of::<f32>();
+    let partials = num_partials(tiles[0], tiles[1], num_parts, warps) as usize * size_of::<f32>();
     match normed {
         Some((max_rows, k, vecs)) => partials + normed::shared_bytes(max_rows, k, vecs),
         None => partials,
@@ -53,11 +55,16 @@ pub struct InstanceParams {
     pub tiles_m: usize,
     pub tiles_n: usize,
     pub warps: usize,
-    /// Whether it has a norm, and a gate.
-    pub fused: (bool, bool),
+    /// Whether it has a norm, and its gate.
+    pub fused: (bool, Option<Activation>),
 }
 
 impl InstanceParams {
+    /// Parts of the weight.
+    pub fn num_parts(&self) -> usize {
+        num_parts(self.fused.1)
+    }
+
     /// Rows of a block.
     fn block_m(&self) -> usize {
         self.tiles_m * TILE_MN as usize
@@ -79,7 +86,7 @@ macro_rules! params_of {
                     tiles_m: instance.tiles_m(),
                     tiles_n: instance.tiles_n(),
                     warps: instance.warps(),
-                    fused: (instance.normed(), instance.gated()),
+                    fused: (instance.normed(), gate_of(instance.a())),
                 }
             }
         }
@@ -139,7 +146,7 @@ impl SmallM16 {
         let is_small = max_rows <= MAX_FUSED_ROWS && k > 0 && k <= i32::MAX as usize;
         let normed_rows = if normed { Some((max_rows, k as u32, vecs)) } else { None };
         // The instance with the most partial sums.
-        is_small && shared_bytes([1, 4], false, 8, normed_rows) <= MAX_SHARED_BYTES
+        is_small && shared_bytes([1, 4], 1, 8, normed_rows) <= MAX_SHARED_BYTES
     }
 
     /// The launch, or `None` if there are no rows or no columns. `num_rows` points to the row count
@@ -225,7 +232,7 @@ impl SmallM16 {
         params: &InstanceParams,
         operands: &Linear16Operands<E, W>,
     ) -> Result<Option<Args<E>>, LaunchError> {
-        assert!(params.fused == (is_normed(operands), self.0.gated), "what the instance fuses");
+        assert!(params.fused == (is_normed(operands), self.0.gate), "what the instance fuses");
         if self.0.max_rows > params.max_rows() {
             return refuse("rows", self.0.max_rows, "at most the instance's");
         }
@@ -261,7 +268,7 @@ impl SmallM16 {
     {
         let is_narrow = self.0.weight_rows() <= narrow_n(num_sms) && W::VECS == 1;
         let warps = if is_narrow { 16 } else { 8 };
-        let fused = (is_normed(operands), self.0.gated);
+        let fused = (is_normed(operands), self.0.gate);
         let max_rows = self.0.max_rows;
         let all = all.iter().map(|&instance| (instance, instance.into()));
         all.filter(move |(_, params): &(I, InstanceParams)| {
@@ -285,7 +292,7 @@ impl SmallM16 {
         let weight_rows = self.0.weight_rows();
         let is_wide =
             weight_rows > narrow_n(num_sms) && (self.0.max_rows > 1 || weight_rows >= WIDE_N);
-        let tiles_n = match (self.0.gated, is_wide) {
+        let tiles_n = match (self.0.gate.is_some(), is_wide) {
             // With a gate, 16 columns of gate and of up are slower than 8 and 8.
             (true, _) => 2,
             (false, true) => 4,
@@ -327,11 +334,11 @@ impl SmallM16 {
         params: &InstanceParams,
         vecs: usize,
     ) -> Result<Option<Geometry>, LaunchError> {
-        let &InstanceParams { tiles_m, tiles_n, warps, fused: (is_normed, is_gated), .. } = params;
-        let block_n = max_columns(tiles_n, is_gated) as usize;
+        let &InstanceParams { tiles_m, tiles_n, warps, fused: (is_normed, _), .. } = params;
+        let block_n = max_columns(tiles_n, params.num_parts()) as usize;
         let normed = (self.0.max_rows, arg_u32("k", self.0.k)?, vecs);
         let normed = is_normed.then_some(normed);
-        let shared_bytes = shared_bytes([tiles_m, tiles_n], is_gated, warps, normed);
+        let shared_bytes = shared_bytes([tiles_m, tiles_n], params.num_parts(), warps, normed);
         let num_threads = warps * WARP_SIZE as usize;
         let blocks_m = self.0.max_rows.div_ceil(params.block_m());
         let blocks_n = self.0.n.div_ceil(block_n);

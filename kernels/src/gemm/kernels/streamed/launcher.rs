@@ -9,7 +9,6 @@ use crate::gemm::operand::rows::tile_elems;
 use crate::gemm::operand::{normed, ring};
 use crate::gemm::problem::{ScaleArgs, refuse, tensor_map};
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands};
-use crate::silu_mul::num_parts;
 use crate::tile::element::Operand16;
 use crate::tile::weight::WeightElement;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
@@ -203,7 +202,7 @@ impl SmallM16 {
     ) -> Result<Instance, LaunchError> {
         let instances = self.instances(Instance::ALL, num_sms, operands);
         let cost = |params: &InstanceParams| {
-            let eights = (max_columns(params.tiles_n, params.fused.1) / TILE_MN) as usize;
+            let eights = (max_columns(params.tiles_n, params.num_parts()) / TILE_MN) as usize;
             self.tiles(params, num_sms).per_block * (eights + TILE_COST)
         };
         let instance = instances.min_by_key(|(_, params)| (params.tiles_m, cost(params)));
@@ -212,7 +211,7 @@ impl SmallM16 {
 
     /// Tiles that divide the columns equally among the SMs.
     fn tiles(&self, params: &InstanceParams, num_sms: usize) -> Tiles {
-        let max = max_columns(params.tiles_n, params.fused.1) as usize;
+        let max = max_columns(params.tiles_n, params.num_parts()) as usize;
         let mut per_block = self.0.n.div_ceil(num_sms * max).max(1);
         if per_block > 1 && params.tiles_m <= 2 {
             per_block = self.0.n.div_ceil(num_sms * max.min(SEVERAL_COLUMNS));
@@ -229,11 +228,11 @@ impl SmallM16 {
         per_block: usize,
         vecs: usize,
     ) -> Result<Rings, LaunchError> {
-        let (normed, gated) = params.fused;
+        let (normed, num_parts) = (params.fused.0, params.num_parts());
         let x_rows = if normed || vecs > 1 { 0 } else { self.0.max_rows };
-        let rows = ring::stage_rows((num_parts(gated) * columns + x_rows) as u32) as usize;
+        let rows = ring::stage_rows((num_parts * columns + x_rows) as u32) as usize;
         let stage_bytes = params.warps * rows * TILE_K as usize * size_of::<u16>();
-        let num_partials = num_partials(params.tiles_m, params.tiles_n, gated, params.warps);
+        let num_partials = num_partials(params.tiles_m, params.tiles_n, num_parts, params.warps);
         let (max_rows, k) = (self.0.max_rows, self.0.k as u32);
         let row_bytes = match (normed, vecs) {
             (true, _) => normed::shared_bytes(max_rows, k, vecs),

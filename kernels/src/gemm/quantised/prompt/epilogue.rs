@@ -2,9 +2,9 @@
 //! stored in whole lines; the blocks that split k are added up; then bias, residual and gate.
 
 use super::{BLOCK_COLUMNS, MMA_THREADS, columns_of, num_rows_of};
+use crate::activation::GateArg;
 use crate::element::Half;
 use crate::gemm::quantised::format::{TILE_ROWS, lane_group, lane_pair};
-use crate::silu_mul::gated;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::Accumulator;
 use half::f16;
@@ -47,9 +47,8 @@ pub struct Output {
     pub n: u32,
     /// The block's first column.
     pub first_column: u32,
-    /// Parts of the weight: 1, or gate and up.
-    pub num_parts: u32,
-    /// `[num_parts * n]`, or null.
+    pub gate: GateArg,
+    /// An element for each row of the weight, or null.
     pub bias: Global<f32>,
     /// `[rows, n]`, or null.
     pub residual: Global<f32>,
@@ -71,7 +70,7 @@ impl Output {
     #[inline(always)]
     pub unsafe fn store<const REGS: usize, const SPLIT_K: u32>(&self, staging: Shared<f32>) {
         let rows = num_rows_of(REGS) / SPLIT_K;
-        let vecs = columns_of(self.num_parts) / VEC;
+        let vecs = columns_of(self.gate.num_parts()) / VEC;
         let vecs_log2 = vecs.trailing_zeros();
         let rank = if SPLIT_K > 1 { cluster::block_rank() } else { 0 };
         let is_vector = self.is_vector();
@@ -122,7 +121,7 @@ impl Output {
             let added = load(self.residual, residual_at);
             let bias = load(self.bias, column as usize);
             let mut values;
-            if self.num_parts == 2 {
+            if self.gate.num_parts() == 2 {
                 // Rows of tiles alternate between gate and up.
                 let gate_at = (vec / 4 * 2) * TILE_ROWS + vec % 4 * VEC;
                 let up_bias = load(self.bias, (self.n + column) as usize);
@@ -133,7 +132,7 @@ impl Output {
                     // As the separate operations round.
                     let [gate, up] = [gate[i] + bias[i], up[i] + up_bias[i]]
                         .map(|value| convert::f16_to_f32(convert::f32_to_f16(value)));
-                    values[i] = gated::<f16>(gate, up);
+                    values[i] = self.gate.apply::<f16>(gate, up);
                 }
             } else {
                 values = sum::<SPLIT_K>(staged.offset(vec * VEC));

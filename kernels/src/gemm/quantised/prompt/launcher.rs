@@ -7,14 +7,15 @@ use super::wgmma::{
 };
 use super::{BLOCK_COLUMNS, MMA_THREADS, num_rows_of};
 use crate::Rows;
+use crate::activation::{gate_arg, num_parts};
 use crate::gemm::problem::{Terms, tensor_map};
 use crate::gemm::quantised::format::{TILE_K, UNIT_K};
 use crate::gemm::quantised::packed::{check, instance_of};
 use crate::gemm::quantised::{BlockFormat, QuantisedOperands};
 use crate::gemm::{Gpu, Input16, Out16, SumOrder, Target};
-use crate::silu_mul::num_parts;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
+use gpu_types::Activation;
 use half::f16;
 
 /// Clocks of an SM for a block of 64 rows, and of 128: fixed, and for a tile along k. Measured, see
@@ -33,9 +34,8 @@ pub struct QuantisedPrompt {
     pub k: usize,
     /// How the weight is packed.
     pub format: BlockFormat,
-    /// Whether the output is `silu(gate) * up`, as in
-    /// [`QuantisedLinear`](super::super::QuantisedLinear).
-    pub gated: bool,
+    /// As in [`QuantisedLinear`](super::super::QuantisedLinear).
+    pub gate: Option<Activation>,
     /// The order of accumulation over k.
     pub order: SumOrder,
 }
@@ -45,7 +45,7 @@ struct Args {
     num_rows: DevicePtr<u32>,
     n: u32,
     k: u32,
-    num_parts: u32,
+    gate: u32,
     weight: DevicePtr<u8>,
     terms: Terms,
     out: DevicePtr<f16>,
@@ -82,7 +82,7 @@ impl QuantisedPrompt {
             num_rows,
             n: arg_u32("n", self.n)?,
             k: arg_u32("k", self.k)?,
-            num_parts: num_parts(self.gated) as u32,
+            gate: gate_arg(self.gate),
             weight,
             terms: Terms::new(bias, residual)?,
             out,
@@ -116,7 +116,7 @@ impl QuantisedPrompt {
                 n: args.n,
                 k: args.k,
                 row_tiles: row_tiles as u32,
-                num_parts: args.num_parts,
+                gate: args.gate,
                 weight: args.weight,
                 bias: args.terms.bias,
                 residual: args.terms.residual,
@@ -143,7 +143,7 @@ impl QuantisedPrompt {
                 n: args.n,
                 k: args.k,
                 row_tiles: row_tiles as u32,
-                num_parts: args.num_parts,
+                gate: args.gate,
                 x: DevicePtr::new(x.ptr.0),
                 x_stride,
                 weight: args.weight,
@@ -165,7 +165,7 @@ impl QuantisedPrompt {
         if self.k == 0 {
             return refuse("k", 0, "at least one block");
         }
-        check(self.format, self.n.saturating_mul(num_parts(self.gated)), self.k, weight)?;
+        check(self.format, self.n.saturating_mul(num_parts(self.gate)), self.k, weight)?;
         let Input16::Half(x) = x else {
             return refuse("norms", 1, "none for a prompt");
         };
@@ -174,14 +174,14 @@ impl QuantisedPrompt {
         }
         match out {
             Out16::Half(_) if residual.is_some() => refuse("output bits", 16, "32 with a residual"),
-            Out16::F32(_) if self.gated => refuse("output bits", 32, "16 with a gate"),
+            Out16::F32(_) if self.gate.is_some() => refuse("output bits", 32, "16 with a gate"),
             _ => Ok(x),
         }
     }
 
     /// Tiles of `block_rows` along the rows of x, and all tiles.
     fn tiles(&self, block_rows: usize) -> (usize, usize) {
-        let columns = BLOCK_COLUMNS as usize / num_parts(self.gated);
+        let columns = BLOCK_COLUMNS as usize / num_parts(self.gate);
         let row_tiles = self.max_rows.div_ceil(block_rows);
         (row_tiles, row_tiles.saturating_mul(self.n.div_ceil(columns)))
     }

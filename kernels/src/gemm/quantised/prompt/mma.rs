@@ -3,6 +3,7 @@
 use super::epilogue::{Output, stage, staging_bytes};
 use super::fragment::fragment;
 use super::{MMA_THREADS, ROW_BYTES, WarpTiles, columns_of, num_rows_of, tile_of};
+use crate::activation::GateArg;
 use crate::gemm::quantised::format::{
     BLOCKS, Format, TILE_UNITS, Tile, Tiles, UNIT_K, lane_group, lane_pair,
 };
@@ -132,7 +133,7 @@ pub unsafe fn gemm_f16_prompt_mma<F: Format>(
     n: u32,
     k: u32,
     row_tiles: u32,
-    num_parts: u32,
+    gate: u32,
     x: Global<u16>,
     x_stride: u32,
     weight: Global<u8>,
@@ -154,7 +155,8 @@ pub unsafe fn gemm_f16_prompt_mma<F: Format>(
         return;
     }
     let tiles = Tiles::new::<F>(weight, k);
-    let warp_tiles = WarpTiles::new(tiles, column_tile, num_parts, n, tiles.num_tiles);
+    let gate = GateArg(gate);
+    let warp_tiles = WarpTiles::new(tiles, column_tile, gate.num_parts(), n, tiles.num_tiles);
     // SAFETY: tiles exist, or are zeros; the launch gives `SHARED_BYTES`; a stage is overwritten
     // after the barrier that follows its last load.
     unsafe {
@@ -199,8 +201,8 @@ pub unsafe fn gemm_f16_prompt_mma<F: Format>(
             num_rows: num_rows - first_row,
             first_row,
             n,
-            first_column: column_tile * columns_of(num_parts),
-            num_parts,
+            first_column: column_tile * columns_of(gate.num_parts()),
+            gate,
             bias,
             residual,
             residual_stride,

@@ -6,6 +6,7 @@
 use super::epilogue::{Output, stage, staging_bytes};
 use super::fragment::{InOrder, fragment};
 use super::{MMA_THREADS, NUM_WARPS, ROW_BYTES, WarpTiles, columns_of, num_rows_of, tile_of};
+use crate::activation::GateArg;
 use crate::gemm::quantised::format::{BLOCKS, Format, TILE_UNITS, Tiles, UNIT_K};
 use crate::tile::pipeline::{Pipeline, Stage};
 use cuda_std::bulk::CacheHint;
@@ -48,9 +49,9 @@ const fn barriers_at(regs: usize) -> u32 {
 /// # Safety
 /// 1. `num_rows` is one element, at most the rows of x, written by no launch that this one
 ///    overlaps; the output and `residual` hold that many rows at their strides. `weight` holds the
-///    tiles of `num_parts` (1 or 2) weights `[n, k]` of the format `F`, 16-byte aligned, and `bias`
-///    an element for each of their rows. `bias` and `residual` may be null. The output is
-///    `out_f32`, or `out` if `out_f32` is null.
+///    tiles of as many weights `[n, k]` of the format `F` as `gate`, a [`GateArg`], has parts, 16-byte
+///    aligned, and `bias` an element for each of their rows. `bias` and `residual` may be null. The
+///    output is `out_f32`, or `out` if `out_f32` is null.
 /// 2. `x` is the tensor map of x, of `k` columns, in boxes of `2 * REGS` rows and 64 columns, with
 ///    128-byte swizzle; `k` is a multiple of 32.
 /// 3. The output is `residual`, or overlaps nothing that is read.
@@ -71,7 +72,7 @@ pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const
     n: u32,
     k: u32,
     row_tiles: u32,
-    num_parts: u32,
+    gate: u32,
     weight: Global<u8>,
     bias: Global<f32>,
     residual: Global<f32>,
@@ -101,6 +102,7 @@ pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const
     };
     let staging = smem.offset(staging_at(REGS)).cast::<f32>();
     let tiles = Tiles::new::<F>(weight, k);
+    let gate = GateArg(gate);
     let rank = if SPLIT_K > 1 { cluster::block_rank() } else { 0 };
     let [first, end] = [rank, rank + 1].map(|rank| tiles.num_tiles * rank / SPLIT_K);
     let is_producer = thread::thread_idx_x() == MMA_THREADS;
@@ -140,7 +142,7 @@ pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const
     } else {
         // 2. The consumers: loads of the weight, before the wait for the previous launch.
         registers::increase::<CONSUMER_REGISTERS>();
-        let warp_tiles = WarpTiles::new(tiles, column_tile, num_parts, n, end);
+        let warp_tiles = WarpTiles::new(tiles, column_tile, gate.num_parts(), n, end);
         // SAFETY: the tiles exist, or are zeros.
         let mut loaded = unsafe { warp_tiles.tile::<F>(first).load::<F>() };
 
@@ -197,8 +199,8 @@ pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const
             num_rows: num_rows - first_row,
             first_row,
             n,
-            first_column: column_tile * columns_of(num_parts),
-            num_parts,
+            first_column: column_tile * columns_of(gate.num_parts()),
+            gate,
             bias,
             residual,
             residual_stride,

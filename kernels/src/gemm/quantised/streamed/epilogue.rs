@@ -8,7 +8,6 @@ use super::super::mainloop::Sums;
 use super::super::{NUM_THREADS, NUM_WARPS};
 use super::{BlockRows, WarpSplit, late_lane_id};
 use crate::element::Number;
-use crate::silu_mul::gated;
 use cuda_std::prelude::*;
 use cuda_std::unroll;
 use half::f16;
@@ -210,7 +209,7 @@ impl Outputs {
         unsafe {
             if is_inside && !bias.is_null() {
                 terms.bias = bias.get(column as usize);
-                if self.rows.num_parts == 2 {
+                if self.rows.gate.num_parts() == 2 {
                     terms.other = bias.get((n + column) as usize);
                 }
             }
@@ -246,12 +245,12 @@ impl Outputs {
                 if is_inside {
                     let in_tile = column % TILE_ROWS;
                     let mut value = partials.sum([0, row_tile, len], row, in_tile) + terms.bias;
-                    if self.rows.num_parts == 2 {
+                    if self.rows.gate.num_parts() == 2 {
                         let up = partials.sum([1, row_tile, len], row, in_tile);
                         // As the separate operations round.
                         let [gate, up] =
                             [value, up + terms.other].map(|value| f16::from_f32(value).to_f32());
-                        value = gated::<f16>(gate, up);
+                        value = self.rows.gate.apply::<f16>(gate, up);
                     } else {
                         value += terms.other;
                     }

@@ -4,12 +4,12 @@ use super::epilogue::{TERMS_BYTES, partials_bytes};
 use super::gemm_f16_quantised_streamed::{self, Instance};
 use super::input;
 use super::ring::Ring;
+use crate::activation::num_parts;
 use crate::gemm::quantised::format::{TILE_K, TILE_ROWS};
 use crate::gemm::quantised::input::TILE_M;
 use crate::gemm::quantised::launcher::Args;
 use crate::gemm::quantised::packed::instance_of;
 use crate::gemm::quantised::{NUM_THREADS, NUM_WARPS, QuantisedLinear};
-use crate::silu_mul::num_parts;
 use cuda_std::launch::{Geometry, Launch, LaunchError, arg_u32};
 
 /// Most shared memory of a block on sm_90.
@@ -50,7 +50,7 @@ impl QuantisedLinear {
                 max_rows: args.max_rows,
                 n: args.n,
                 k: args.k,
-                num_parts: args.num_parts,
+                gate: args.gate,
                 k_warps_log2: split.k_warps.ilog2(),
                 batch: split.batch,
                 block_rows: split.block_rows,
@@ -95,7 +95,7 @@ impl QuantisedLinear {
         let most_rows = row_tiles.div_ceil(num_blocks);
         let num_groups = NUM_WARPS / k_warps;
         let rest = self.fixed_bytes(tiles_m, max_rows);
-        let round_bytes = num_parts(self.gated) as u32 * partials_bytes(max_rows);
+        let round_bytes = num_parts(self.gate) as u32 * partials_bytes(max_rows);
         let rounds = ((MAX_BYTES - rest) / round_bytes).min(most_rows.div_ceil(num_groups));
         let batch = most_rows.min(rounds * num_groups);
         let shared_bytes = rest + rounds * round_bytes;

@@ -23,6 +23,7 @@ use super::epilogue::Epilogue;
 use super::format::{FactoredFormat, Q6K, SixBit, TILE_ROWS, Tile, Tiles};
 use super::norm::Norm;
 use super::{NUM_THREADS, NUM_WARPS};
+use crate::activation::GateArg;
 use cuda_std::prelude::*;
 use epilogue::{Outputs, Partials, TERMS_BYTES, Terms};
 use half::f16;
@@ -82,8 +83,7 @@ pub(super) struct BlockRows {
     /// The first one, and their number, in each part of the weight.
     first: u32,
     len: u32,
-    /// Parts of the weight: 1, or gate and up.
-    num_parts: u32,
+    gate: GateArg,
     /// Rows that are computed together, a multiple of the groups of warps or all.
     batch: u32,
 }
@@ -101,16 +101,15 @@ impl BlockRows {
 /// # Safety
 /// 1. `num_rows` is one element, at most `max_rows`, which is from 1 to `8 * TILES_M`. `x` holds
 ///    `max_rows` rows, the output and `residual` `num_rows`, at their strides; `weight` holds the
-///    tiles of `num_parts` weights `[n, k]` of the format `F`, a row of tiles in `row_bytes`, and
-///    `bias` an element for each of their rows. `bias` and `residual` may be null. The output is
-///    `out_f32`, or `out` if `out_f32` is null.
+///    tiles of as many weights `[n, k]` of the format `F` as `gate`, a [`GateArg`], has parts, a row
+///    of tiles in `row_bytes`, and `bias` an element for each of their rows. `bias` and `residual`
+///    may be null. The output is `out_f32`, or `out` if `out_f32` is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `x` and `weight` are 16-byte aligned; `k` is a multiple of 32.
 /// 4. `norm_weight` is null, or holds `k` elements, 16-byte aligned; elements of `x` are then f32,
 ///    `k` is at most 4,096, and `TILES_M` is 1.
-/// 5. `2^k_warps_log2` is 4, 8 or 16, `num_parts` is 1 or 2, and `batch` is
-///    a multiple of the groups of warps, or all rows of a block. Shared memory
-///    holds the rings, x, and the partial sums of a batch.
+/// 5. `2^k_warps_log2` is 4, 8 or 16, and `batch` is a multiple of the groups of warps, or all rows
+///    of a block. Shared memory holds the rings, x, and the partial sums of a batch.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     target(sm_90a),
@@ -126,7 +125,7 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
     max_rows: u32,
     n: u32,
     k: u32,
-    num_parts: u32,
+    gate: u32,
     k_warps_log2: u32,
     batch: u32,
     // Rows of tiles of a block, and of how many blocks have one more.
@@ -153,7 +152,7 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
     let rows = BlockRows {
         first: block * block_rows + block.min(larger_blocks),
         len: block_rows + u32::from(block < larger_blocks),
-        num_parts,
+        gate: GateArg(gate),
         batch,
     };
     // SAFETY: the launch gives shared memory for the rings, the rows of x, the terms, the sums of
@@ -211,7 +210,7 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
                     }
                 }
                 let mut slot = partials.first_slot();
-                let mut left = num_parts * split.rows_of_group(len);
+                let mut left = rows.gate.num_parts() * split.rows_of_group(len);
                 while left > 0 {
                     let mut acc = [[0.0; 4]; TILES_M];
                     if tile < tiles.num_tiles {

@@ -55,7 +55,7 @@ impl Cursor {
         self.next = self.next.wrapping_add(rows * self.tiles.row_bytes as usize);
         if self.left == 0 {
             self.part += 1;
-            if self.part == self.rows.num_parts {
+            if self.part == self.rows.gate.num_parts() {
                 self.part = 0;
                 self.tile += self.split.k_warps();
                 if self.tile >= self.tiles.num_tiles {

@@ -1,4 +1,4 @@
-//! SwiGLU activation: `out[t, i] = silu(gate[t, i]) * up[t, i]`, `silu(x) = x / (1 + exp(-x))`.
+//! The gate of a feed-forward layer: `out[t, i] = activation(gate[t, i]) * up[t, i]`.
 //!
 //! Shapes    gate, up, out `[num_rows, width]` with row strides, all f32, f16 or bf16; out may be
 //!           gate or up.
@@ -9,26 +9,13 @@
 //! Bound     memory: two loads and one store for each column.
 //! Source    arXiv:2002.05202.
 
+use crate::activation::{GATES, Gate};
 use crate::element::{Columns, Number, VEC_ELEMS};
-use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
 /// Threads of a block.
 const NUM_THREADS: u32 = 128;
-
-/// Parts of a linear layer's weight: one, or gate and up, stacked, where the layer is gated.
-pub(crate) const fn num_parts(gated: bool) -> usize {
-    1 + gated as usize
-}
-
-/// `silu(gate) * up`, clamped to [`Number::CLAMP`].
-#[inline(always)]
-pub(crate) fn gated<E: Number>(gate: f32, up: f32) -> f32 {
-    // For a very negative gate the exponential is infinite and its reciprocal 0, as silu is.
-    let sigmoid = math::rcp_approx(1.0 + math::exp2_approx(-gate * LOG2_E));
-    (gate * sigmoid * up).clamp(-E::CLAMP, E::CLAMP)
-}
 
 /// Eight elements `E` a thread.
 ///
@@ -40,9 +27,9 @@ pub(crate) fn gated<E: Number>(gate: f32, up: f32) -> f32 {
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     overlaps,
-    instances(silu_mul_f32 = <f32>, silu_mul_f16 = <f16>, silu_mul_bf16 = <bf16>)
+    instances(A in GATES, E in [f32, f16, bf16], {A}_mul_{E} = <E, A>)
 )]
-pub unsafe fn silu_mul<E: Number>(
+pub unsafe fn gate_rows<E: Number, A: Gate>(
     num_rows: Global<u32>,
     width: u32,
     gate: Global<()>,
@@ -70,33 +57,38 @@ pub unsafe fn silu_mul<E: Number>(
         let up = columns.load(up.cast::<E>().add(start(up_stride)));
         let mut values = [0.0; VEC_ELEMS as usize];
         for i in 0..VEC_ELEMS as usize {
-            values[i] = gated::<E>(gate[i], up[i]);
+            values[i] = A::apply::<E>(gate[i], up[i]);
         }
         columns.store(out.cast::<E>().add(start(out_stride)), values);
     }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::SiluMul;
+pub use launcher::GateRows;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
-    use super::silu_mul::Instance;
-    use super::{NUM_THREADS, silu_mul};
+    use super::NUM_THREADS;
+    use super::gate_rows::{self, Instance};
     use crate::Rows;
+    use crate::activation::gate_of;
     use crate::element::{Number, VEC_ELEMS};
+    use core::any::TypeId;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+    use gpu_types::Activation;
 
-    /// SwiGLU activation.
+    /// The gate of a feed-forward layer.
     #[derive(Clone, Copy, Debug)]
-    pub struct SiluMul {
+    pub struct GateRows {
+        /// What `gate` goes through.
+        pub activation: Activation,
         /// Upper bound of the rows.
         pub max_rows: usize,
         /// Columns of a row.
         pub width: usize,
     }
 
-    impl SiluMul {
+    impl GateRows {
         /// The launch, or `None` if there is nothing to compute. `num_rows` points to the row count
         /// on the device.
         ///
@@ -115,13 +107,11 @@ mod launcher {
             let blocks = self.width.div_ceil((VEC_ELEMS * NUM_THREADS) as usize);
             let geometry = Geometry::new([self.max_rows, blocks, 1], NUM_THREADS as usize, 0)?;
             let aligned = [gate, up, out].iter().all(Rows::is_aligned);
-            let instance = E::choose([
-                Instance::silu_mul_f32,
-                Instance::silu_mul_f16,
-                Instance::silu_mul_bf16,
-            ]);
+            let gate_type = Some(self.activation);
+            let is_it = |i: Instance| i.e() == TypeId::of::<E>() && gate_of(i.a()) == gate_type;
+            let instance = Instance::find(is_it).expect("instances of all gates");
             Ok(geometry.map(|geometry| {
-                silu_mul::Args {
+                gate_rows::Args {
                     num_rows,
                     width,
                     gate: gate.untyped_ptr(),

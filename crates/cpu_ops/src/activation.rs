@@ -1,0 +1,55 @@
+//! The gate of a feed-forward layer.
+
+use super::activations::{Rows, RowsMut};
+use gpu_types::Activation;
+
+/// `activation(x)`.
+fn activate(activation: Activation, x: f32) -> f32 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+    }
+}
+
+/// `out = activation(gate) * up`, no larger than `max`.
+pub fn gate(activation: Activation, gate: &Rows, up: &Rows, max: f32, out: RowsMut) {
+    out.for_each(|t, row| {
+        for ((out, gate), up) in row.iter_mut().zip(gate.row(t)).zip(up.row(t)) {
+            *out = (activate(activation, *gate) * up).clamp(-max, max);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, random};
+
+    #[test]
+    fn gates_match_oracle() {
+        let mut gates: Vec<f32> = random(1, 300).iter().map(|x| x * 20.0).collect();
+        gates[..4].copy_from_slice(&[0.0, -200.0, 200.0, -0.0]);
+        let up = random(2, 300);
+        let rows = [&gates, &up].map(|data| Rows::dense(data, 100));
+        for activation in Activation::ALL {
+            let mut out = vec![f32::NAN; 300];
+            gate(activation, &rows[0], &rows[1], f32::INFINITY, RowsMut::dense(&mut out, 100));
+            let pairs = gates.iter().zip(&up).map(|(&gate, &up)| [gate, up].map(f64::from));
+            let wanted: Vec<f64> =
+                pairs.map(|[gate, up]| oracle::activate(activation, gate) * up).collect();
+            assert_close(&out, &wanted, 1e-6, activation.name());
+        }
+    }
+
+    #[test]
+    fn a_product_is_no_larger_than_asked() {
+        let (gates, up) =
+            ([300.0, 300.0, 300.0, f32::INFINITY, 1.0], [1.0, 300.0, -300.0, 2.0, f32::NAN]);
+        let rows = [&gates, &up].map(|data| Rows::dense(data, 5));
+        for activation in Activation::ALL {
+            let mut out = [0.0; 5];
+            gate(activation, &rows[0], &rows[1], 65504.0, RowsMut::dense(&mut out, 5));
+            assert_eq!(out[..4], [300.0, 65504.0, -65504.0, 65504.0]);
+            assert!(out[4].is_nan());
+        }
+    }
+}

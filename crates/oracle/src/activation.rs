@@ -1,0 +1,25 @@
+//! Activations, and gates by them.
+
+use crate::{Approx, Element, SUM_ROUNDING};
+use gpu_types::Activation;
+
+/// `activation(x)`.
+pub fn activate(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+    }
+}
+
+/// What no slope of an activation is steeper than.
+pub const MAX_SLOPE: f64 = 1.1;
+
+/// `activation(gate) * up`, clamped to the numbers of `E` where that is f16, and not yet stored.
+pub fn gated<E: Element>(activation: Activation, gate: Approx, up: Approx) -> Approx {
+    let activated = activate(activation, gate.value);
+    let off = MAX_SLOPE * gate.bound;
+    let product = activated * up.value;
+    let bound = off * up.value.abs() + activated.abs() * up.bound + off * up.bound;
+    let bound = bound + SUM_ROUNDING * product.abs();
+    let is_clamped = E::MAX < 1e6 && !product.is_nan();
+    Approx::new(if is_clamped { product.clamp(-E::MAX, E::MAX) } else { product }, bound)
+}
