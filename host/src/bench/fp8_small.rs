@@ -8,8 +8,8 @@ use cuda_std::E4m3;
 use cuda_std::launch::{Launch, LaunchError};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use kernels::gemm::Input16;
 use kernels::gemm::fp8::{LinearFp8Small, LinearFp8SmallOperands, SCALE_BLOCK, WeightScales};
-use kernels::gemm::{Input16, SumOrder};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -126,8 +126,7 @@ impl Layer for SmallLayer {
             residual: None,
             out: call.out,
         };
-        let order = SumOrder::Fastest;
-        let linear = LinearFp8Small { max_rows: m, n, k, gate: None, order };
+        let linear = LinearFp8Small { max_rows: m, n, k, gate: None };
         Ok(linear.launch(call.gpu, call.num_rows, &operands, maps)?.into_iter().collect())
     }
 

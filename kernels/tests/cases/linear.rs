@@ -1,26 +1,29 @@
-//! Linear layers: of 16-bit operands, by every kernel; in f32, of weights in E4M3 and in blocks.
+//! Linear layers: of weights of every kind, by every kernel and by the layer's own choice.
 
-mod blocks;
 mod choices;
-mod e4m3;
-mod quantised;
+mod layers;
 mod recorded;
 mod small;
 mod tiles;
+mod weights;
 
 use crate::harness::*;
-use cuda_std::launch::DevicePtr;
+use cuda_std::launch::{DevicePtr, Launch};
 use gpu_types::Activation;
 use kernels::Rows;
 use kernels::element::NarrowedFrom;
 use kernels::gemm::config::TileConfig;
 use kernels::gemm::kernels::small_m::gemm_16_small_m::Instance;
 use kernels::gemm::kernels::{sm80, sm90};
+use kernels::gemm::layer::{self, Layer, Part};
+use kernels::gemm::quantised::BlockFormat;
 use kernels::gemm::{
-    Accumulate, Gemv16, Gpu, Input16, Linear16, Linear16Operands, Out16, SmallM16, Swapped16,
+    Accumulate, Fp8Accumulate, Gemv16, Gpu, Input16, Linear16, Linear16Operands, LinearFp8,
+    LinearFp8Operands, Out16, SmallM16, SumOrder, Summation, Swapped16, WeightScales,
 };
 use kernels::tile::element::Operand16;
 use oracle::{Accumulator, Approx, Element, Linear, Matrix, rms_norm};
+use weights::Codes;
 
 /// Added to the mean of squares, which is 1/3: a scale without it is a third too large.
 pub const EPS: f32 = 0.25;
@@ -44,6 +47,17 @@ pub enum Out {
     InPlace,
 }
 
+/// How the weight is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Weight {
+    /// Rows of the operands' type.
+    Dense,
+    /// Rows in E4M3, with scales of rows or of blocks.
+    E4m3 { in_blocks: bool },
+    /// Tiles of a format.
+    Tiles(BlockFormat),
+}
+
 /// A linear layer in a launch for more rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -51,7 +65,8 @@ pub struct Case {
     pub rows: [usize; 2],
     pub n: usize,
     pub k: usize,
-    /// Row strides of the operands, less their widths; a multiple of 8.
+    /// Row strides of x and the weight, less their widths; a multiple of 8, of 16 in E4M3. A
+    /// [`Kernel::Layer`] has no gaps in the weight.
     pub pad: usize,
     /// The same of outputs and residual.
     pub out_pad: usize,
@@ -60,7 +75,8 @@ pub struct Case {
     pub normed: bool,
     pub gate: Option<Activation>,
     pub out: Out,
-    /// What the weight's elements, from -1 to 1, are multiplied by.
+    pub weight: Weight,
+    /// What elements of a dense weight, from -1 to 1, and factors of blocks are multiplied by.
     pub magnitude: f32,
     pub kernel: Kernel,
 }
@@ -72,6 +88,8 @@ pub enum Kernel {
     Sm80(&'static TileConfig),
     /// A tile by `wgmma`.
     Sm90(&'static TileConfig, usize),
+    /// The same of rows in E4M3.
+    Fp8(Fp8Accumulate, &'static TileConfig, usize),
     Swapped(usize),
     /// Small batches, with weights by TMA.
     Streamed(usize),
@@ -80,56 +98,22 @@ pub enum Kernel {
     /// An instance of that.
     Instance(Instance),
     Gemv,
-    /// The launcher's choice.
-    Chosen(Gpu),
+    /// The launches that the host makes.
+    Layer(SumOrder, Gpu),
 }
 
 /// The values of a case; rows are the same for every count of them.
+#[derive(Clone)]
 pub struct Operands {
     pub x: Matrix,
+    /// The rows of x, if they are in E4M3.
+    pub x_codes: Codes,
     pub norm_weight: Vec<f32>,
     pub weight: Matrix,
+    /// The weight as it is stored, if that is not dense.
+    pub codes: Codes,
     pub bias: Vec<f32>,
     pub residual: Matrix,
-}
-
-/// What an epilogue reads and writes.
-pub struct Terms<E> {
-    pub bias: Option<DevicePtr<f32>>,
-    pub residual: Option<Rows<f32>>,
-    pub out: Out16<E>,
-}
-
-impl<E: Element> Terms<E> {
-    /// Terms of a layer with such outputs `[rows, n]` at a stride.
-    pub fn new(
-        device: &mut Device,
-        out: Out,
-        (rows, stride): ([usize; 2], usize),
-        bias: Option<&[f32]>,
-        residual: &Matrix,
-    ) -> Self {
-        // One more than that of the output, so that at most one of them is even.
-        let residual_stride = if out == Out::Residual { stride + 1 } else { stride };
-        let residual = matches!(out, Out::Residual | Out::InPlace).then(|| {
-            device.matrix("residual", &residual.first(rows[0]), (residual_stride, rows[1]))
-        });
-        let out = match (out, residual) {
-            (Out::Half, _) => Out16::Half(device.out("out", (stride, rows[1]))),
-            (Out::InPlace, Some(residual)) => Out16::F32(residual),
-            _ => Out16::F32(device.out("out", (stride, rows[1]))),
-        };
-        Terms { bias: bias.map(|bias| device.f32s("bias", bias)), residual, out }
-    }
-
-    /// The outputs; nothing else is written.
-    #[track_caller]
-    pub fn read(&self, device: &Device, rows: [usize; 2], n: usize) -> Vec<f32> {
-        match self.out {
-            Out16::F32(out) => device.read_rows(out, rows, n),
-            Out16::Half(out) => device.read_rows(out, rows, n),
-        }
-    }
 }
 
 /// The rows of `x`, normed and rounded.
@@ -156,6 +140,7 @@ impl Case {
         normed: false,
         gate: None,
         out: Out::InPlace,
+        weight: Weight::Dense,
         magnitude: 1.0,
         kernel: Kernel::Gemv,
     };
@@ -164,19 +149,30 @@ impl Case {
         if self.gate.is_some() { 2 * self.n } else { self.n }
     }
 
-    pub fn operands<E: Half>(&self) -> Operands {
-        let &Case { rows: [rows, _], n, k, .. } = self;
-        let mut weight = Matrix::random::<f32>(self.weight_rows(), k, 2);
-        let scaled = |w: &mut f64| *w = E::rounded(self.magnitude * *w as f32).into();
-        weight.values.iter_mut().for_each(scaled);
+    pub fn operands<E: Element>(&self) -> Operands {
+        let &Case { rows: [rows, _], n, k, magnitude, .. } = self;
+        let shape = [self.weight_rows(), k];
+        let (weight, codes) = match self.weight {
+            Weight::Dense => {
+                let mut weight = Matrix::random::<f32>(shape[0], k, 2);
+                let scaled = |w: &mut f64| *w = E::rounded(magnitude * *w as f32).into();
+                weight.values.iter_mut().for_each(scaled);
+                (weight, Codes::default())
+            }
+            Weight::E4m3 { in_blocks } => weights::e4m3(shape, in_blocks, 2),
+            Weight::Tiles(format) => weights::tiles(format, shape, |factor| magnitude * factor),
+        };
+        let (x, x_codes) = match self.kernel {
+            Kernel::Fp8(..) => weights::e4m3([rows, k], false, 1),
+            _ if self.normed => (Matrix::random::<f32>(rows, k, 1), Codes::default()),
+            _ => (Matrix::random::<E>(rows, k, 1), Codes::default()),
+        };
         Operands {
-            x: if self.normed {
-                Matrix::random::<f32>(rows, k, 1)
-            } else {
-                Matrix::random::<E>(rows, k, 1)
-            },
+            x,
+            x_codes,
             norm_weight: random(k, 3).into_iter().map(|x| 1.0 + x / 2.0).collect(),
             weight,
+            codes,
             bias: random(self.weight_rows(), 4),
             residual: Matrix::random::<f32>(rows, n, 5),
         }
@@ -190,10 +186,27 @@ impl Case {
         }
     }
 
+    /// The largest relative error of a product.
+    fn product_rounding<E: Element>(&self) -> f64 {
+        // A norm in f32 can round to another number; GEMV rounds nothing before the store.
+        let is_rounded = self.normed && !matches!(self.kernel, Kernel::Gemv);
+        let of_norm = if is_rounded { E::ROUNDING } else { 0.0 };
+        let is_copied = match self.kernel {
+            Kernel::Layer(order, _) => order != SumOrder::Fastest || self.rows[1] > 16,
+            _ => false,
+        };
+        match self.weight {
+            Weight::Dense => of_norm / 4.0,
+            // Elements are rounded to f16.
+            _ if is_copied => E::ROUNDING,
+            Weight::E4m3 { .. } => of_norm / 2.0 + 1e-6,
+            Weight::Tiles(_) => of_norm / 2.0 + 4e-6,
+        }
+    }
+
     /// The outputs `[rows, n]`.
-    pub fn oracle<E: Half>(&self, operands: &Operands) -> Vec<Approx> {
+    pub fn oracle<E: Element>(&self, operands: &Operands) -> Vec<Approx> {
         let Operands { norm_weight, weight, bias, residual, .. } = operands;
-        // GEMV rounds nothing before the store; a norm in f32 can round to another number.
         let is_rounded = !matches!(self.kernel, Kernel::Gemv);
         let normed = self.normed.then(|| normed::<E>(&operands.x, norm_weight, is_rounded));
         let has_residual = matches!(self.out, Out::Residual | Out::InPlace);
@@ -203,70 +216,171 @@ impl Case {
             bias: self.bias.then_some(bias),
             residual: has_residual.then_some(residual),
             accumulator: self.accumulator(),
-            product_rounding: if self.normed && is_rounded { E::ROUNDING / 4.0 } else { 0.0 },
+            product_rounding: self.product_rounding::<E>(),
         };
         let outputs = linear.gated_outputs::<E>(self.gate);
         if self.out == Out::Half { stored::<E>(outputs) } else { outputs }
     }
 
-    /// The kernel's symbol and the outputs.
-    #[track_caller]
-    pub fn run<E: Half>(&self, operands: &Operands, seed: u64) -> (&'static str, Vec<f32>) {
-        let &Case { rows: [num_rows, max_rows], n, k, pad, out_pad, .. } = self;
-        let mut device = Device::default();
+    /// The layer as the host has it.
+    pub fn layer<E: Stored>(&self, order: SumOrder) -> Layer {
+        let &Case { rows: [_, max_rows], n, k, gate, .. } = self;
+        let weight = match self.weight {
+            Weight::Dense => layer::Weight::Dense,
+            Weight::E4m3 { in_blocks } => layer::Weight::E4m3 { in_blocks, rounds_rows: false },
+            Weight::Tiles(format) => {
+                let part = Part { rows: n, format: Some(format) };
+                layer::Weight::Tiles(vec![part; self.weight_rows() / n.max(1)])
+            }
+        };
+        let input = if self.normed { layer::Input::Normed } else { layer::Input::Stored };
+        let summation = Summation { order, ..Summation::default() };
+        Layer { max_rows, n, k, operand: E::DTYPE, input, weight, gate, summation }
+    }
+
+    /// The operands in memory; the scales of rows in E4M3 are the workspace.
+    fn memory<E: Stored>(&self, device: &mut Device, operands: &Operands) -> layer::Operands {
+        let &Case { rows: [num_rows, max_rows], n, k, pad, out_pad, normed, .. } = self;
         let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32]);
-        // TMA loads whole boxes: rows past the last one are NaN.
-        let by_tma =
-            matches!(self.kernel, Kernel::Sm90(..) | Kernel::Swapped(_) | Kernel::Chosen(_));
         let mut x = operands.x.first(num_rows);
-        if by_tma {
+        // TMA loads whole boxes: rows past the last one are NaN.
+        let is_dense = self.weight == Weight::Dense;
+        let by_tma =
+            matches!(self.kernel, Kernel::Sm90(..) | Kernel::Swapped(_) | Kernel::Layer(..));
+        if by_tma && is_dense {
             x.rows = max_rows;
             x.values.resize(max_rows * k, f64::NAN);
         }
-        let x = if self.normed {
-            let x = device.matrix("x", &x, (k + 4, max_rows));
-            Input16::Normed {
-                x,
-                weight: device.f32s("norm weight", &operands.norm_weight),
-                eps: EPS,
-            }
-        } else {
-            Input16::Half(device.matrix::<E>("x", &x, (k + pad, max_rows)))
+        let x = match self.kernel {
+            Kernel::Fp8(..) => operands.x_codes.rows(device, "x", k, (k + pad, max_rows)),
+            _ if normed => device.matrix::<f32>("x", &x, (k + 4, max_rows)).cast(),
+            _ => device.matrix::<E>("x", &x, (k + pad, max_rows)).cast(),
         };
-        let weight = device.matrix("weight", &operands.weight, (k + pad, self.weight_rows()));
-        let bias = self.bias.then_some(&operands.bias[..]);
-        let (residual, at) = (&operands.residual, (self.rows, n + out_pad));
-        let terms = Terms::new(&mut device, self.out, at, bias, residual);
-        let Terms { bias, residual, out } = terms;
-        let operands = Linear16Operands { x, weight, bias, residual, out };
-        let launch = self.launch(num_rows_ptr, &operands, seed);
-        let symbol = match self.kernel {
-            Kernel::Sm90(..) | Kernel::Chosen(_) => {
-                let launch = made(launch);
-                let symbol = symbol(&launch);
-                device.run(Ok(Some(launch)), seed);
-                symbol
+        let (stride, workspace) = match self.kernel {
+            Kernel::Layer(order, _) => {
+                let bytes = self.layer::<E>(order).workspace_bytes();
+                (k, device.poisoned::<u8>("workspace", bytes).0)
             }
-            _ => device.run_smoothly(launch, seed),
+            Kernel::Fp8(..) => {
+                let mut scales = operands.x_codes.scales.clone();
+                scales.resize(max_rows, f32::NAN);
+                (k + pad, device.f32s("x_scales", &scales).0)
+            }
+            _ => (k + pad, 0),
         };
-        (symbol, terms.read(&device, self.rows, n))
+        let at = (stride, self.weight_rows());
+        let weight: Rows<()> = match self.weight {
+            Weight::Dense => device.matrix::<E>("weight", &operands.weight, at).cast(),
+            Weight::E4m3 { .. } => operands.codes.rows(device, "weight", k, at),
+            Weight::Tiles(format) => {
+                let parts = operands.codes.bytes.chunks(operands.codes.bytes.len() / at.1 * n);
+                let packed = parts.flat_map(|part| weights::pack(format, [n, k], part));
+                Rows::new(device.bytes("weight", &packed.collect::<Vec<_>>()), 0)
+            }
+        };
+        let stride = n + out_pad;
+        // One more than that of the output, so that at most one of them is even.
+        let residual_stride = if self.out == Out::Residual { stride + 1 } else { stride };
+        let residual: Option<Rows<f32>> =
+            matches!(self.out, Out::Residual | Out::InPlace).then(|| {
+                let rows = operands.residual.first(num_rows);
+                device.matrix("residual", &rows, (residual_stride, max_rows))
+            });
+        let out = match (self.out, residual) {
+            (Out::Half, _) => device.out::<E>("out", (stride, max_rows)).cast(),
+            (Out::InPlace, Some(residual)) => residual.cast(),
+            _ => device.out::<f32>("out", (stride, max_rows)).cast(),
+        };
+        layer::Operands {
+            num_rows: num_rows_ptr,
+            x,
+            norm: normed.then(|| (device.f32s("norm weight", &operands.norm_weight), EPS)),
+            gate: None,
+            weight: weight.ptr.0,
+            scales: device.f32s("scales", &operands.codes.scales),
+            bias: self.bias.then(|| device.f32s("bias", &operands.bias)),
+            residual,
+            out,
+            out_is_f32: self.out != Out::Half,
+            workspace,
+        }
     }
 
-    fn launch<E: Half>(
+    /// The last kernel's symbol and the outputs, of what `launches` gives.
+    #[track_caller]
+    pub fn run_by<E: Stored>(
         &self,
-        num_rows: DevicePtr<u32>,
-        operands: &Linear16Operands<E>,
+        operands: &Operands,
         seed: u64,
-    ) -> Launched {
-        let &Case { rows: [_, max_rows], n, k, gate, .. } = self;
+        launches: impl FnOnce(&layer::Operands) -> Vec<Launch>,
+    ) -> (&'static str, Vec<f32>) {
+        let mut device = Device::default();
+        let at = self.memory::<E>(&mut device, operands);
+        let mut symbol = "";
+        for launch in launches(&at) {
+            symbol = launch.symbol;
+            let conflicts = device.run_next(launch, seed).bank_conflicts;
+            let is_smooth = !matches!(self.weight, Weight::Tiles(_)) && !symbol.contains("_sm90");
+            assert!(conflicts == 0 || !is_smooth, "{symbol}: {conflicts} bank conflicts");
+        }
+        let got = match at.out_is_f32 {
+            true => device.read_rows::<f32>(at.out.cast(), self.rows, self.n),
+            false => device.read_rows::<E>(at.out.cast(), self.rows, self.n),
+        };
+        (symbol, got)
+    }
+
+    /// The launches that the host makes in f32.
+    pub fn run_f32(&self, operands: &Operands, seed: u64) -> (&'static str, Vec<f32>) {
+        let Kernel::Layer(order, gpu) = self.kernel else { panic!("not a layer") };
+        let layer = self.layer::<f32>(order);
+        self.run_by::<f32>(operands, seed, |at| layer.launches(gpu, at, &mut tensor_map).unwrap())
+    }
+
+    /// The last kernel's symbol and the outputs.
+    #[track_caller]
+    pub fn run<E: Half>(&self, operands: &Operands, seed: u64) -> (&'static str, Vec<f32>) {
+        self.run_by::<E>(operands, seed, |at| match self.kernel {
+            Kernel::Layer(order, gpu) => {
+                let launches = self.layer::<E>(order).launches(gpu, at, &mut tensor_map);
+                launches.expect("a right shape")
+            }
+            _ => vec![made(self.launch::<E>(at, seed))],
+        })
+    }
+
+    /// The launch of the case's kernel.
+    fn launch<E: Half>(&self, at: &layer::Operands, seed: u64) -> Launched {
+        let &Case { rows: [_, max_rows], n, k, pad, gate, .. } = self;
+        let &layer::Operands { num_rows, bias, residual, .. } = at;
+        let x = match at.norm {
+            Some((weight, eps)) => Input16::Normed { x: at.x.cast(), weight, eps },
+            None => Input16::Half(at.x.cast()),
+        };
+        let out = match at.out_is_f32 {
+            true => Out16::F32(at.out.cast()),
+            false => Out16::Half(at.out.cast()),
+        };
+        let weight = Rows::<E>::new(DevicePtr::new(at.weight), k + pad);
+        let operands = &Linear16Operands { x, weight, bias, residual, out };
         let linear = Linear16 { gate, ..Linear16::new(max_rows, n, k) };
         // Where launches overlap, loads of weights are issued before those of x.
         let hopper = |num_sms| Gpu { num_sms, overlaps: seed.is_multiple_of(2), ..Gpu::HOPPER };
         let maps = &mut tensor_map;
         match self.kernel {
             Kernel::Sm80(tile) => sm80::launch(tile, &linear, num_rows, operands),
-            Kernel::Sm90(tile, num_sms) => {
-                sm90::launch(tile, &linear, num_sms, num_rows, operands, maps)
+            Kernel::Sm90(tile, sms) => sm90::launch(tile, &linear, sms, num_rows, operands, maps),
+            Kernel::Fp8(accumulate, tile, num_sms) => {
+                let weight_scales = match self.weight {
+                    Weight::E4m3 { in_blocks: true } => WeightScales::Blocks(at.scales),
+                    _ => WeightScales::Rows(at.scales),
+                };
+                let (x, weight) = (at.x.cast(), weight.cast());
+                let x_scales = DevicePtr::new(at.workspace);
+                let operands =
+                    LinearFp8Operands { x, x_scales, weight, weight_scales, bias, residual, out };
+                let linear = LinearFp8 { max_rows, n, k, accumulate };
+                linear.launch_in(tile, num_sms, num_rows, &operands, maps)
             }
             Kernel::Swapped(sms) => Swapped16(linear).launch(hopper(sms), num_rows, operands, maps),
             Kernel::Streamed(sms) => {
@@ -280,7 +394,18 @@ impl Case {
                 SmallM16(linear).launch_instance(instance, num_rows, operands)
             }
             Kernel::Gemv => Gemv16(linear).launch(num_rows, operands),
-            Kernel::Chosen(gpu) => linear.launch(gpu, num_rows, operands, maps),
+            Kernel::Layer(..) => unreachable!("several launches"),
+        }
+    }
+
+    /// Compares the outputs of a kernel with the oracle.
+    #[track_caller]
+    pub fn compare<E: Element>(&self, operands: &Operands, symbol: &str, got: &[f32]) {
+        let want = self.oracle::<E>(operands);
+        let case = format!("{symbol} of {self:?}");
+        assert_right(&case, got, &want);
+        if self.gate.is_none() {
+            assert_telling(&case, &want);
         }
     }
 
@@ -288,12 +413,7 @@ impl Case {
     #[track_caller]
     pub fn check_with<E: Half>(&self, operands: &Operands, seed: u64) -> Vec<f32> {
         let (symbol, got) = self.run::<E>(operands, seed);
-        let want = self.oracle::<E>(operands);
-        let case = format!("{symbol}, seed {seed}, of {self:?}");
-        assert_right(&case, &got, &want);
-        if self.gate.is_none() {
-            assert_telling(&case, &want);
-        }
+        self.compare::<E>(operands, &format!("{symbol}, seed {seed},"), &got);
         got
     }
 

@@ -2,9 +2,7 @@
 
 use super::*;
 use crate::testing::{Decoder, silu_mul};
-use crate::{
-    ArenaLayout, CacheType, Cost, Precision, Rows, StepShape, Tensor, TensorId, WeightId,
-};
+use crate::{ArenaLayout, CacheType, Cost, Precision, Rows, StepShape, Tensor, TensorId, WeightId};
 
 const SILU: Option<Activation> = Some(Activation::Silu);
 

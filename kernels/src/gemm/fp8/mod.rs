@@ -5,7 +5,7 @@ pub mod dequantise;
 #[cfg(not(target_arch = "nvptx64"))]
 mod small;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use small::{Fp8SmallKernel, LinearFp8Small, LinearFp8SmallOperands};
+pub use small::{LinearFp8Small, LinearFp8SmallOperands};
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use super::kernels::fp8::{Fp8Accumulate, LinearFp8, LinearFp8Operands};

@@ -2,10 +2,10 @@
 
 use super::{SCALE_BLOCK, WeightScales};
 use crate::Rows;
-use crate::gemm::kernels::gemv::{Gemv16, gemv_16};
-use crate::gemm::kernels::small_m::{SmallM16, gemm_16_small_m};
+use crate::gemm::kernels::gemv::Gemv16;
+use crate::gemm::kernels::small_m::SmallM16;
 use crate::gemm::problem::{ScaleArgs, refuse};
-use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Target};
+use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
 use crate::tile::weight::WeightElement;
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
@@ -20,8 +20,8 @@ const SHORT_K: usize = 2048;
 
 /// A linear layer of up to [`LinearFp8Small::MAX_ROWS`] rows in f16 with a weight in E4M3.
 ///
-/// In [`SumOrder::SmallBatch`] the order of accumulation depends on the weight's shape and the GPU
-/// alone; in [`SumOrder::Fastest`] one row is computed in another one.
+/// The order of accumulation depends on the weight's shape and the GPU alone, but for layers of one
+/// row.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearFp8Small {
     /// Upper bound of the rows.
@@ -34,8 +34,6 @@ pub struct LinearFp8Small {
     /// [`GateRows`](crate::gate_rows::GateRows) computes it; the first `n` rows of the weight are
     /// those of the gate, the last `n` those of up.
     pub gate: Option<Activation>,
-    /// The order over k.
-    pub order: SumOrder,
 }
 
 /// The operands of [`LinearFp8Small`], with memory for `max_rows` rows.
@@ -53,17 +51,6 @@ pub struct LinearFp8SmallOperands {
     pub residual: Option<Rows<f32>>,
     /// `[max_rows, n]`; f16 if gated.
     pub out: Out16<f16>,
-}
-
-/// The kernels that compute such layers.
-#[derive(Clone, Copy, Debug)]
-pub enum Fp8SmallKernel {
-    /// [`gemv_16`](crate::gemm::kernels::gemv::gemv_16()), of one row.
-    Gemv(gemv_16::Instance),
-    /// [`gemm_16_small_m`](crate::gemm::kernels::small_m::gemm_16_small_m()).
-    Registers(gemm_16_small_m::Instance),
-    /// [`gemm_16_streamed`](crate::gemm::kernels::streamed::gemm_16_streamed()), on sm_90a.
-    Streamed,
 }
 
 impl LinearFp8Small {
@@ -85,8 +72,8 @@ impl LinearFp8Small {
     /// [`LaunchError`] for more than [`LinearFp8Small::MAX_ROWS`] rows, a k that is no multiple of
     /// 16, operands whose rows are not 16-byte aligned, scales of blocks of a gated layer whose n
     /// is no multiple of [`SCALE_BLOCK`], a residual with f16 outputs, a gate with f32 outputs, a
-    /// norm or a gate where [`LinearFp8Small::fuses`] is false, [`SumOrder::Tiles`], and sizes
-    /// beyond a grid or an `i32`.
+    /// norm or a gate where [`LinearFp8Small::fuses`] is false, and sizes beyond a grid or an
+    /// `i32`.
     pub fn launch(
         &self,
         gpu: Gpu,
@@ -94,55 +81,15 @@ impl LinearFp8Small {
         operands: &LinearFp8SmallOperands,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
-        self.launch_kernel(self.choose(gpu, operands)?, gpu, num_rows, operands, maps)
-    }
-
-    /// The launch of a kernel, to compare them.
-    ///
-    /// # Errors
-    /// As [`LinearFp8Small::launch`]; also for a kernel that does not take the layer.
-    ///
-    /// # Panics
-    /// If the instance has another element type, or fuses other operations.
-    pub fn launch_kernel(
-        &self,
-        kernel: Fp8SmallKernel,
-        gpu: Gpu,
-        num_rows: DevicePtr<u32>,
-        operands: &LinearFp8SmallOperands,
-        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
-    ) -> Result<Option<Launch>, LaunchError> {
-        let scales = self.scales(operands)?;
-        let (linear, operands) = (self.linear(), &operands.linear());
-        match kernel {
-            Fp8SmallKernel::Gemv(instance) => {
-                Gemv16(linear).launch_scaled(instance, num_rows, operands, scales)
-            }
-            Fp8SmallKernel::Registers(instance) => {
-                SmallM16(linear).launch_scaled(instance, num_rows, operands, scales)
-            }
-            Fp8SmallKernel::Streamed => {
-                SmallM16(linear).launch_streamed_scaled(gpu, num_rows, operands, scales, maps)
-            }
-        }
-    }
-
-    fn choose(
-        &self,
-        gpu: Gpu,
-        operands: &LinearFp8SmallOperands,
-    ) -> Result<Fp8SmallKernel, LaunchError> {
         if self.max_rows > Self::MAX_ROWS {
             return refuse("rows", self.max_rows, "at most 16 with a weight in FP8");
         }
-        if self.order == SumOrder::Tiles {
-            return refuse("orders", 1, "another one than that of tiles with a weight in FP8");
-        }
+        let scales = self.scales(operands)?;
         let (linear, operands) = (self.linear(), &operands.linear());
         linear.check(operands)?;
-        let is_normed = matches!(operands.x, Input16::Normed { .. });
-        if self.order == SumOrder::Fastest && self.max_rows <= 1 && !is_normed {
-            return Ok(Fp8SmallKernel::Gemv(Gemv16(linear).choose(operands)));
+        if self.max_rows <= 1 && matches!(operands.x, Input16::Half(_)) {
+            let gemv = Gemv16(linear);
+            return gemv.launch_scaled(gemv.choose(operands), num_rows, operands, scales);
         }
         let small = SmallM16(linear);
         let is_streamed = gpu.target == Target::Sm90a
@@ -150,9 +97,10 @@ impl LinearFp8Small {
             && !(self.k < SHORT_K && self.n >= MANY_ROWS)
             && small.holds_rows(gpu.num_sms, operands);
         if is_streamed {
-            return Ok(Fp8SmallKernel::Streamed);
+            return small.launch_streamed_scaled(gpu, num_rows, operands, scales, maps);
         }
-        small.choose(gpu.num_sms, operands).map(Fp8SmallKernel::Registers)
+        let instance = small.choose(gpu.num_sms, operands)?;
+        small.launch_scaled(instance, num_rows, operands, scales)
     }
 
     fn linear(&self) -> Linear16 {

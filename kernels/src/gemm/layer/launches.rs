@@ -257,7 +257,7 @@ impl Layer {
             residual: operands.residual,
             out: operands.output(),
         };
-        let small = LinearFp8Small { max_rows, n, k, gate, order: self.summation.order };
+        let small = LinearFp8Small { max_rows, n, k, gate };
         small.launch(gpu, operands.num_rows, &small_operands, maps)
     }
 

@@ -1,5 +1,4 @@
-//! Which kernel is chosen for a layer, held to recorded times and to the order of accumulation; and
-//! what is refused.
+//! Which kernel is chosen for a layer, held to recorded times and to the order of accumulation.
 
 use super::SILU;
 use super::recorded::{Row, rows as recorded_rows};
@@ -8,10 +7,9 @@ use cuda_std::launch::DevicePtr;
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::{bf16, f16};
 use kernels::gemm::config::TileConfig;
-use kernels::gemm::kernels::sm80;
 use kernels::gemm::{
-    Accumulate, Gemv16, Gpu, Input16, Linear, Linear16, Linear16Operands, LinearOperands,
-    MAX_FUSED_ROWS, Out16, SmallM16, SumOrder, Summation, Swapped16, Target,
+    Accumulate, Gpu, Input16, Linear, Linear16, Linear16Operands, LinearOperands, MAX_FUSED_ROWS,
+    Out16, SmallM16, SumOrder, Summation, Swapped16, Target,
 };
 
 /// Operands of a layer `[n, k]`, each at an address of its own.
@@ -314,116 +312,7 @@ fn tiles_share_the_columns() {
 }
 
 #[test]
-fn layers_of_16_bits_reject_what_no_kernel_computes() {
-    let right = [64, 128, 128];
-    let plain = |shape| launch(Gpu::HOPPER, shape, |_, _| ());
-    assert!(plain(right).is_ok_and(|launch| launch.is_some()));
-    assert!(is_nothing(plain([0, 128, 128])) && is_nothing(plain([64, 0, 128])));
-    for (shape, what) in [
-        ([64, 128, 100], ("k", 100)),
-        ([64, 128, 0], ("k", 0)),
-        ([1 << 31, 8, 8], ("rows", 1 << 31)),
-    ] {
-        assert_eq!(refused(plain(shape)), what);
-    }
-    let huge = launch(Gpu::HOPPER, [1 << 30, 1 << 30, 8], |_, operands| {
-        operands.out = Out16::Half(rows(128));
-    });
-    assert_eq!(refused(huge).0, "tiles");
-    let change = |change: fn(&mut Linear16Operands<f16>)| {
-        refused(launch(Gpu::HOPPER, right, |_, operands| change(operands)))
-    };
-    assert_eq!(change(|o| o.x = Input16::Half(rows_at(0x1000, 132))), ("row stride", 132));
-    assert_eq!(change(|o| o.x = Input16::Half(rows_at(0x1008, 128))), ("address", 0x1008));
-    let far = ("row stride", 1 << 30);
-    assert_eq!(change(|o| o.out = Out16::Half(rows_at(0x3000, 1 << 30))), far);
-    assert_eq!(change(|o| o.residual = Some(rows(128))).0, "output bits");
-    assert!(launch(A100, right, |_, _| ()).is_ok_and(|launch| launch.is_some()));
-    assert!(launch(A100, [64, 128, 100], |_, _| ()).is_err());
-
-    let sm80 = |[max_rows, n, k]: [usize; 3], x| {
-        let linear = Linear16::new(max_rows, n, k);
-        let operands = Linear16Operands { x: Input16::Half(x), ..operands(n, 64) };
-        sm80::launch(TileConfig::fastest(&linear, A100), &linear, ptr(9), &operands)
-    };
-    let x = rows_at(0x1000, 64);
-    let (symbol, grid, ..) = of(sm80([65, 130, 64], x));
-    assert_eq!((symbol, grid), ("gemm_sm80_f16_f16_64x64", [6, 1, 1]));
-    assert!(is_nothing(sm80([0, 130, 64], x)) && is_nothing(sm80([65, 0, 64], x)));
-    for (k, x, field) in [
-        (60, x, "k"),
-        (1 << 31, x, "k"),
-        (64, rows_at(0x1000, 68), "row stride"),
-        (64, rows_at(0x1008, 64), "address of an operand"),
-    ] {
-        assert_eq!(refused(sm80([65, 130, k], x)).0, field);
-    }
-    assert!(sm80([usize::MAX, usize::MAX, 64], x).is_err());
-}
-
-#[test]
-fn small_batches_reject_what_they_do_not_compute() {
-    let small = |n, k, stride, address| {
-        let (weight, x) = (rows_at::<f16>(address, stride), Input16::Half(rows_at(16, stride)));
-        let out = Out16::F32(rows_at(48, n));
-        let operands = Linear16Operands { x, weight, out, ..operands(n, k) };
-        let linear = SmallM16(Linear16::new(1, n, k));
-        error(linear.launch(A100, ptr(64), &operands, &mut |_: &_| unreachable!()))
-    };
-    assert_eq!(small(8, 12, 16, 32), "k is 12: expected a multiple of 8");
-    assert_eq!(small(8, 8, 12, 32), "row stride is 12: expected a multiple of 8");
-    assert_eq!(small(8, 8, 16, 40), "address is 40: expected a multiple of 16");
-    assert_eq!(
-        small(17, 8, (1 << 30) - 8, 32),
-        "row stride of the weight is 1073741816: expected a matrix of at most 32 GiB"
-    );
-
-    let gemv = |k, change: fn(&mut Linear16Operands<f16>)| {
-        error(launch(Gpu::HOPPER, [1, 896, k], |_, operands| change(operands)))
-    };
-    assert_eq!(gemv(900, |_| ()), "k is 900: expected a multiple of 8");
-    assert_eq!(gemv(0, |_| ()), "k is 0: expected a multiple of 8");
-    let odd = gemv(896, |operands| operands.weight.row_stride = 900);
-    assert_eq!(odd, "row stride is 900: expected a multiple of 8");
-    let two = Gemv16(Linear16::new(2, 8, 8)).launch(ptr(64), &operands(8, 8));
-    assert_eq!(error(two), "rows is 2: expected at most 1");
-}
-
-#[test]
-fn fused_layers_reject_what_is_not_fused() {
-    let fused = |gpu, [rows, k]: [usize; 2], gate, change: fn(&mut Linear16Operands<f16>)| {
-        error(launch(gpu, [rows, 64, k], |linear, operands| {
-            linear.gate = gate;
-            normed(operands, k);
-            change(operands);
-        }))
-    };
-    for (rows, want) in [
-        (9, "rows is 9: expected at most 8 with a norm or a gate, 16 with a weight in FP8"),
-        (65, "rows is 65: expected at most 8 for a layer with a fused norm or gate"),
-    ] {
-        assert_eq!(fused(Gpu::HOPPER, [rows, 896], None, |_| ()), want);
-        assert_eq!(fused(A100, [rows, 896], SILU, |_| ()), want);
-    }
-    assert_eq!(
-        fused(Gpu::HOPPER, [8, 8192], None, |_| ()),
-        "k is 8192: expected columns whose normed rows fit into shared memory"
-    );
-    let f32s = |operands: &mut Linear16Operands<f16>| operands.out = Out16::F32(rows_at(96, 64));
-    let error = fused(Gpu::HOPPER, [8, 896], SILU, f32s);
-    assert_eq!(error, "output bits is 32: expected 16 for a gated layer");
-    let error = fused(Gpu::HOPPER, [8, 896], None, |operands| {
-        (operands.out, operands.residual) = (Out16::F32(rows_at(96, 64)), Some(rows_at(96, 64)));
-    });
-    assert_eq!(error, "residuals is 1: expected none for a layer with a fused norm or gate");
-    let error = fused(Gpu::HOPPER, [8, 896], None, |operands| normed(operands, 898));
-    assert_eq!(error, "row stride is 898: expected a multiple of 4");
-    let error = fused(Gpu::HOPPER, [8, 896], None, |operands| {
-        let weight = DevicePtr::new(84);
-        operands.x = Input16::Normed { x: rows_at(16, 896), weight, eps: 0.25 };
-    });
-    assert_eq!(error, "address is 84: expected a multiple of 16");
-
+fn few_rows_are_fused_with_a_norm_or_a_gate() {
     let fuses = |max_rows, k| Linear16::fuses(max_rows, k, true);
     assert!(fuses(MAX_FUSED_ROWS, 896) && fuses(MAX_FUSED_ROWS, 5120) && fuses(5, 8192));
     assert!(!fuses(MAX_FUSED_ROWS + 1, 896) && !fuses(6, 8192) && !fuses(1, 0));

@@ -1,5 +1,4 @@
-//! Small batches: streamed weights, weights by registers, GEMV; with a fused norm, a gate, or both;
-//! and layers in f32.
+//! Small batches: streamed weights, weights by registers, GEMV; with a fused norm, a gate, or both.
 
 use super::{Case, EPS, Half, Kernel, Operands, Out, SILU};
 use crate::harness::*;
@@ -11,9 +10,8 @@ use kernels::Rows;
 use kernels::activation::gate_of;
 use kernels::gate_rows::GateRows;
 use kernels::gemm::kernels::small_m::gemm_16_small_m::Instance;
-use kernels::gemm::{Gpu, Linear, LinearOperands, SumOrder};
 use kernels::rms_norm::RmsNorm;
-use oracle::{Accumulator, Matrix};
+use oracle::Matrix;
 
 /// Columns that make blocks of 16 warps, and of 8.
 const COLUMNS: [usize; 2] = [41, 2117];
@@ -269,13 +267,8 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
     }
     let columns = case.weight_rows();
     let layer = Case { n: columns, gate: None, normed: false, kernel, ..*case };
-    let of_layer = Operands {
-        x,
-        norm_weight: Vec::new(),
-        weight: operands.weight.clone(),
-        bias: operands.bias.clone(),
-        residual: Matrix::random::<f32>(num_rows, columns, 5),
-    };
+    let residual = Matrix::random::<f32>(num_rows, columns, 5);
+    let of_layer = Operands { x, residual, ..operands.clone() };
     let products = layer.run::<E>(&of_layer, 0).1;
     let Some(activation) = case.gate else { return products };
     let all = device.numbers::<E>("products", &products);
@@ -288,7 +281,7 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
 
 /// Compares a fused case with the oracle, and bit by bit with the separate kernels.
 #[track_caller]
-fn check_fused<E: Half>(case: Case, seed: u64) -> Vec<f32> {
+pub fn check_fused<E: Half>(case: Case, seed: u64) -> Vec<f32> {
     let operands = case.operands::<E>();
     let got = case.check_with::<E>(&operands, seed);
     assert_eq!(bits(&got), bits(&separate::<E>(&case, &operands)), "{case:?}");
@@ -374,75 +367,4 @@ fn a_product_that_overflows_is_clamped_in_f16() {
     let operands = infinite.operands::<f16>();
     let got = infinite.run::<f16>(&operands, 0).1;
     assert_eq!(bits(&got), bits(&separate::<f16>(&infinite, &operands)));
-}
-
-/// A layer in f32: rows, and those of the launch; columns, k, row strides less that; bias, and a
-/// residual that the output overwrites.
-type F32Layer = ([usize; 2], [usize; 3], bool, bool);
-
-/// Compares the outputs with the oracle, and returns them.
-#[track_caller]
-fn check_f32(
-    order: SumOrder,
-    (rows, [n, k, pad], bias, residual): F32Layer,
-    seed: u64,
-) -> Vec<f32> {
-    let x = Matrix::random::<f32>(rows[0], k, seed + 1);
-    let weight = Matrix::random::<f32>(n, k, seed + 2);
-    let bias = bias.then(|| random(n, seed + 3));
-    let residual = residual.then(|| Matrix::random::<f32>(rows[0], n, seed + 4));
-    let mut device = Device::default();
-    let num_rows = device.u32s("num_rows", &[rows[0] as u32]);
-    let residual_rows = residual.as_ref().map(|x| device.matrix("residual", x, (n, rows[0])));
-    let operands = LinearOperands {
-        x: device.matrix("x", &x, (k + pad, rows[0])),
-        weight: device.matrix("weight", &weight, (k + pad, n)),
-        bias: bias.as_ref().map(|bias| device.f32s("bias", bias)),
-        residual: residual_rows,
-        out: residual_rows.unwrap_or_else(|| device.out("out", (n, rows[0]))),
-    };
-    let launch = Linear { max_rows: rows[1], n, k }.launch(Gpu::HOPPER, order, num_rows, &operands);
-    let symbol = device.run_smoothly(launch, seed);
-    let (bias, residual) = (bias.as_deref(), residual.as_ref());
-    let (accumulator, product_rounding) = (Accumulator::F32, 0.0);
-    let want =
-        oracle::Linear { x: &x, weight: &weight, bias, residual, accumulator, product_rounding };
-    let got = device.read_rows(operands.out, [rows[0]; 2], n);
-    assert_right(&format!("{symbol} of {rows:?} x {n} x {k}, seed {seed}"), &got, &want.outputs());
-    got
-}
-
-#[test]
-fn layers_in_f32_match_oracle() {
-    check_f32(SumOrder::Fastest, ([64, 64], [64, 64, 0], false, false), 0);
-    for seed in simt::seeds() {
-        let ragged: [F32Layer; 3] = [
-            ([65, 130], [67, 20, 4], true, true),
-            ([17, 17], [67, 15, 4], true, false),
-            ([3, 3], [67, 33, 0], false, true),
-        ];
-        for layer in ragged {
-            check_f32(SumOrder::Fastest, layer, seed);
-        }
-    }
-    // The large tile: enough blocks to fill a GPU, of which four have rows.
-    check_f32(SumOrder::Fastest, ([130, 128 * 66], [259, 20, 0], true, false), 1);
-    for rows in [[1, 1], [2, 2], [3, 4], [5, 8], [16, 16]] {
-        for (seed, k) in simt::seeds().zip([4, 132, 1156]) {
-            let layer = (rows, [9, k, 4], seed == 0, seed > 0);
-            check_f32(SumOrder::Fastest, layer, seed);
-        }
-    }
-}
-
-/// A row has the same bits alone and among 7 or 35: the small-batch kernel takes many rows in
-/// groups. Tiles accumulate in another order, whatever the number of rows.
-#[test]
-fn a_requested_order_of_accumulation_is_kept_in_f32() {
-    let of = |order, rows| bits(&check_f32(order, ([rows; 2], [9, 260, 4], true, false), 5));
-    for order in [SumOrder::SmallBatch, SumOrder::Tiles] {
-        let alone = of(order, 1);
-        assert_eq!([7, 35].map(|rows| of(order, rows)[..9].to_vec()), [&alone[..]; 2], "{order:?}");
-    }
-    assert_ne!(of(SumOrder::SmallBatch, 1), of(SumOrder::Tiles, 1));
 }

@@ -1,10 +1,13 @@
-//! Tiles by `mma.sync` and by `wgmma`, and small batches with swapped operands.
+//! Tiles by `mma.sync` and by `wgmma`, also of rows in E4M3, and small batches with swapped
+//! operands.
 
-use super::{Case, Kernel, Out};
+use super::{Case, Kernel, Out, Weight, weights};
 use crate::harness::*;
 use half::{bf16, f16};
 use kernels::gemm::config::{MMA_TILES, TileConfig, WGMMA_TILES};
-use kernels::gemm::{Accumulate, Gpu};
+use kernels::gemm::{
+    Accumulate, Fp8Accumulate, Gpu, LinearFp8, LinearFp8Operands, Out16, SumOrder, WeightScales,
+};
 
 /// A bare layer, tile by tile.
 const PLAIN: Case = Case {
@@ -273,7 +276,7 @@ fn outputs_do_not_depend_on_the_tile() {
 #[test]
 fn chosen_kernels_match_oracle() {
     for (rows, n, k) in [(33, 1152, 896), (129, 1160, 64)] {
-        let kernel = Kernel::Chosen(Gpu::HOPPER);
+        let kernel = Kernel::Layer(SumOrder::Fastest, Gpu::HOPPER);
         Case { rows: [rows; 2], n, k, bias: true, kernel, ..PLAIN }.check::<bf16>(1);
     }
 }
@@ -322,4 +325,100 @@ fn swapped_operands_match_oracle_and_tiles() {
         check_swapped::<f16>(case, seed);
         check_swapped::<bf16>(Case { out: Out::Half, ..case }, seed);
     }
+}
+
+/// Rows in E4M3: shapes around the edges of a tile, with every kind of output, each in an order of
+/// its own; blocks with several tiles each; no rows; scales of blocks.
+#[test]
+fn tiles_of_rows_in_e4m3_match_oracle() {
+    let rows_have_scales = Weight::E4m3 { in_blocks: false };
+    let blocks_have_scales = Weight::E4m3 { in_blocks: true };
+    let of = |accumulate| LinearFp8::tiles(accumulate).iter().map(move |tile| (accumulate, tile));
+    let tiles = [Fp8Accumulate::TwoLevel, Fp8Accumulate::Fast].into_iter().flat_map(of);
+    for (number, (accumulate, tile)) in tiles.enumerate() {
+        let ([block_m, block_n], [cluster_m, cluster_n]) = (tile.block, tile.cluster);
+        let kernel = Kernel::Fp8(accumulate, tile, 132);
+        let whole = Case { weight: rows_have_scales, kernel, ..PLAIN };
+        let (bias, out) = (true, Out::Residual);
+        let more = [block_m + 1, block_m + 9];
+        let less = Case { rows: [block_m - 1, block_m], n: block_n - 8, k: 112, bias, ..whole };
+        let several = Case {
+            rows: [cluster_m * block_m + 5, 2 * cluster_m * block_m],
+            n: cluster_n * block_n + 8,
+            k: [400, 656, 144][number % 3],
+            bias,
+            kernel: Kernel::Fp8(accumulate, tile, cluster_m * cluster_n),
+            ..whole
+        };
+        let cases = [
+            Case { rows: [block_m; 2], n: block_n, k: 128, ..whole },
+            Case { rows: more, n: block_n + 1, k: 144, pad: 16, out_pad: 3, bias, out, ..whole },
+            less,
+            Case { rows: [17, block_m], n: block_n - 1, out: Out::F32, ..less },
+            Case { rows: [1, block_m], n: 8, k: 16, ..less },
+            several,
+            Case { rows: [0, 128], bias, ..whole },
+            Case { rows: [0, 128], out: Out::F32, ..whole },
+        ];
+        for (seed, case) in (0..).zip(cases) {
+            case.check::<f16>(seed);
+        }
+        let case = Case { rows: [30, 32], n: 72, k: 160, ..whole };
+        let mut operands = case.operands::<f16>();
+        operands.x_codes.bytes[159] = weights::NAN;
+        operands.x.values[159] = f64::NAN;
+        case.check_with::<f16>(&operands, 1);
+        if accumulate == Fp8Accumulate::Fast {
+            continue;
+        }
+        let several = Case { weight: blocks_have_scales, ..several };
+        several.check::<f16>(1);
+        // At the edges of blocks and of tiles.
+        for (n, k) in [(block_n + 130, 400), (2 * block_n, 128), (block_n - 1, 272), (129, 16)] {
+            let out = if n.is_multiple_of(2) { Out::Half } else { Out::Residual };
+            let case = Case { rows: [block_m; 2], n, k, bias: false, out, kernel, ..several };
+            case.check::<f16>(n as u64);
+        }
+    }
+}
+
+#[test]
+fn layers_of_rows_in_e4m3_reject_what_no_kernel_computes() {
+    let right = LinearFp8 { max_rows: 64, n: 128, k: 256, accumulate: Fp8Accumulate::TwoLevel };
+    let operands = LinearFp8Operands::<f16> {
+        x: rows(256),
+        x_scales: ptr(2),
+        weight: rows(256),
+        weight_scales: WeightScales::Blocks(ptr(3)),
+        bias: None,
+        residual: None,
+        out: Out16::Half(rows(128)),
+    };
+    let launch = |gpu: Gpu, linear: LinearFp8, operands: LinearFp8Operands<f16>| {
+        linear.launch(gpu, ptr(9), &operands, &mut tensor_map)
+    };
+    let on_hopper = |linear, operands| launch(Gpu::HOPPER, linear, operands);
+    let of_layer = |linear| refused(on_hopper(linear, operands));
+    let of_operands = |operands| refused(on_hopper(right, operands));
+    made(on_hopper(right, operands));
+    assert!(is_nothing(on_hopper(LinearFp8 { max_rows: 0, ..right }, operands)));
+    assert!(is_nothing(on_hopper(LinearFp8 { n: 0, ..right }, operands)));
+    assert_eq!(refused(launch(A100, right, operands)).0, "compute capability");
+    for k in [0, 8, 264] {
+        assert_eq!(of_layer(LinearFp8 { k, ..right }), ("k", k));
+    }
+    assert_eq!(of_layer(LinearFp8 { max_rows: 1 << 31, ..right }), ("rows", 1 << 31));
+    assert_eq!(of_layer(LinearFp8 { max_rows: 1 << 30, n: 1 << 30, ..right }).0, "tiles");
+    let x = rows(264);
+    assert_eq!(of_operands(LinearFp8Operands { x, ..operands }), ("row stride", 264));
+    let weight = rows_at(0x1008, 256);
+    assert_eq!(of_operands(LinearFp8Operands { weight, ..operands }), ("address", 0x1008));
+    let residual = Some(rows(128));
+    assert_eq!(of_operands(LinearFp8Operands { residual, ..operands }), ("output bits", 16));
+    let out = Out16::F32(rows(1 << 30));
+    assert_eq!(of_operands(LinearFp8Operands { out, ..operands }), ("row stride", 1 << 30));
+    let fast = LinearFp8 { accumulate: Fp8Accumulate::Fast, ..right };
+    assert_eq!(of_layer(fast).0, "rows of a weight scale");
+    let of_rows = LinearFp8Operands { weight_scales: WeightScales::Rows(ptr(3)), ..operands };
+    made(on_hopper(fast, of_rows));
 }

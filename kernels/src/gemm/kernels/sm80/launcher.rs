@@ -3,7 +3,7 @@
 use super::gemm_sm80::{self, Instance};
 use crate::Rows;
 use crate::gemm::config::TileConfig;
-use crate::gemm::problem::{Terms, refuse};
+use crate::gemm::problem::Terms;
 use crate::gemm::{Linear16, Linear16Operands, Out16};
 use crate::tile::element::Operand16;
 use core::any::TypeId;
@@ -11,15 +11,12 @@ use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
 use crate::gemm::epilogue::mma::Output;
 
-/// Largest k: the columns of the stages copied ahead fit in a `u32`.
-const MAX_K: usize = i32::MAX as usize;
-
 /// The launch in a configuration of [`MMA_TILES`](crate::gemm::config::MMA_TILES), with `num_rows`
 /// the device's count of rows, or `None` if there are no rows or no columns.
 ///
 /// # Errors
-/// [`LaunchError`] for a k or rows of `x` or `weight` that are no multiples of 16 bytes, for f16
-/// accumulators of bf16 operands, and for sizes beyond a grid or a `u32`.
+/// [`LaunchError`] for a fused norm or gate, for f16 accumulators of bf16 operands, and for sizes
+/// beyond a grid or a `u32`. [`Linear16::launch`] has refused other operands.
 pub fn launch<E: Operand16>(
     config: &TileConfig,
     linear: &Linear16,
@@ -42,7 +39,6 @@ fn launch_to<E: Operand16, O: Output>(
 ) -> Result<Option<Launch>, LaunchError> {
     let x = linear.plain_input(operands)?;
     let Linear16Operands { weight, bias, residual, .. } = operands;
-    check(linear.k, [&x, weight])?;
     let types = (config.tile, TypeId::of::<E>(), TypeId::of::<O>(), config.accumulator());
     let is_it =
         |instance: Instance| (instance.t(), instance.e(), instance.o(), instance.s()) == types;
@@ -66,20 +62,4 @@ fn launch_to<E: Operand16, O: Output>(
     let grid = [tiles_m.saturating_mul(tiles_n), 1, 1];
     let geometry = Geometry::new(grid, config.num_threads, config.shared_bytes)?;
     Ok(geometry.map(|geometry| args.launch(instance, geometry)))
-}
-
-/// Refuses operands that `cp.async` cannot copy 16 bytes at a time.
-fn check<E>(k: usize, rows: [&Rows<E>; 2]) -> Result<(), LaunchError> {
-    if k > MAX_K || !k.is_multiple_of(8) {
-        return refuse("k", k, "a multiple of 8, at most 2147483647");
-    }
-    for rows in rows {
-        if !rows.row_stride.is_multiple_of(8) {
-            return refuse("row stride", rows.row_stride, "a multiple of 8");
-        }
-        if !rows.is_aligned() {
-            return refuse("address of an operand", rows.ptr.0 as usize, "a multiple of 16");
-        }
-    }
-    Ok(())
 }

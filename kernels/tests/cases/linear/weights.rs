@@ -1,24 +1,71 @@
-//! Blocks of the formats, and their elements by ggml's definitions.
+//! Weights that are not dense: rows in E4M3, and blocks of the formats by ggml's definitions.
 
+use crate::harness::*;
 use half::f16;
+use kernels::Rows;
 use kernels::gemm::quantised::{self, BlockFormat};
-use oracle::Rng;
+use oracle::{E4M3_MAX, Matrix, Rng, e4m3_code, e4m3_value};
 
-/// The formats in blocks of `elems` elements.
-pub fn in_blocks_of(elems: usize) -> impl Iterator<Item = BlockFormat> + Clone {
-    BlockFormat::tiled().filter(move |format| format.block_elems() == elems)
+/// Rows of a weight, and elements of a row, that share a scale where blocks have scales.
+const SCALE_BLOCK: usize = 128;
+
+/// The code of NaN in E4M3: between rows, and past the last one.
+pub const NAN: u8 = 0x7f;
+
+/// A matrix as it is stored: codes in E4M3 and their scales, or blocks as a file has them.
+#[derive(Clone, Default)]
+pub struct Codes {
+    pub bytes: Vec<u8>,
+    pub scales: Vec<f32>,
 }
 
-/// Random rows of `k` elements as the file has them; each factor of a block is `factor` of a
-/// number from -1 to 1.
-pub fn random_rows(
+impl Codes {
+    /// Rows of `k` codes at a stride, up to `max_rows` rows, with NaN between and after them.
+    pub fn rows(
+        &self,
+        device: &mut Device,
+        name: &str,
+        k: usize,
+        (stride, max_rows): (usize, usize),
+    ) -> Rows<()> {
+        let padded = |row: &[u8]| [row, &vec![NAN; stride - k]].concat();
+        let mut bytes: Vec<u8> = self.bytes.chunks(k).flat_map(padded).collect();
+        bytes.resize(max_rows * stride, NAN);
+        Rows::new(device.bytes(name, &bytes), stride)
+    }
+}
+
+/// Rows of every code but NaN, small ones more often; row 1 a hundred times larger than the others,
+/// row 2 of zeros, row 3 of the largest numbers.
+pub fn e4m3([rows, k]: [usize; 2], in_blocks: bool, salt: u64) -> (Matrix, Codes) {
+    let value = |x: f32| if x > 0.9 { E4M3_MAX * (x - 0.9) * 10.0 } else { x };
+    let codes = random(rows * k, salt).into_iter().map(|x| e4m3_code(value(x)));
+    let mut codes: Vec<u8> = codes.collect();
+    let k_blocks = k.div_ceil(SCALE_BLOCK);
+    let num_scales = if in_blocks { rows.div_ceil(SCALE_BLOCK) * k_blocks } else { rows };
+    let scales = random(num_scales, salt + 5).into_iter().map(|x| 0.01 * (x.abs() + 0.1));
+    let mut scales: Vec<f32> = scales.collect();
+    if rows > 4 {
+        codes[2 * k..3 * k].fill(0);
+        codes[3 * k..4 * k].fill(0x7e);
+        scales[1 % num_scales] *= 100.0;
+    }
+    let matrix = Matrix::new(rows, k, |row, column| {
+        let block = row / SCALE_BLOCK * k_blocks + column / SCALE_BLOCK;
+        let scale = scales[if in_blocks { block } else { row }];
+        f64::from(e4m3_value(codes[row * k + column])) * f64::from(scale)
+    });
+    (matrix, Codes { bytes: codes, scales })
+}
+
+/// Random rows of a format; each factor of a block is `factor` of a number from -1 to 1.
+pub fn tiles(
     format: BlockFormat,
     [rows, k]: [usize; 2],
-    salt: u64,
     factor: impl Fn(f32) -> f32,
-) -> Vec<u8> {
-    let mut rng = Rng::new(salt);
-    let mut stored: Vec<u8> = Vec::new();
+) -> (Matrix, Codes) {
+    let mut rng = Rng::new(2);
+    let mut bytes: Vec<u8> = Vec::new();
     for _ in 0..rows * (k / format.block_elems()) {
         let mut block: Vec<u8> = (0..format.block_bytes()).map(|_| rng.bits() as u8).collect();
         if format == BlockFormat::MXFP4 {
@@ -26,32 +73,21 @@ pub fn random_rows(
             // Its exponent, of the same bias.
             block[0] = (factor.to_bits() >> 23) as u8;
         }
-        for &at in factors(format) {
+        for &at in format.facts().f16_scales {
             let factor = factor(rng.float());
             block[at..at + 2].copy_from_slice(&f16::from_f32(factor).to_le_bytes());
         }
-        stored.extend(block);
+        bytes.extend(block);
     }
-    stored
-}
-
-/// Where a block has factors in f16.
-fn factors(format: BlockFormat) -> &'static [usize] {
-    match format {
-        BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 | BlockFormat::IQ4_XS => &[0],
-        BlockFormat::MXFP4 => &[],
-        BlockFormat::Q2_K => &[80, 82],
-        BlockFormat::Q3_K => &[108],
-        BlockFormat::Q6_K => &[208],
-        _ => &[0, 2],
-    }
-}
-
-/// The elements of whole blocks.
-pub fn elements(format: BlockFormat, stored: &[u8]) -> Vec<f64> {
-    let blocks = stored.chunks_exact(format.block_bytes());
+    let blocks = bytes.chunks_exact(format.block_bytes());
     let of_block = |block| (0..format.block_elems()).map(move |i| element(format, block, i));
-    blocks.flat_map(of_block).collect()
+    let values = blocks.flat_map(of_block).collect();
+    (Matrix { rows, cols: k, values }, Codes { bytes, scales: Vec::new() })
+}
+
+/// The formats in blocks of `elems` elements.
+pub fn in_blocks_of(elems: usize) -> impl Iterator<Item = BlockFormat> + Clone {
+    BlockFormat::tiled().filter(move |format| format.block_elems() == elems)
 }
 
 /// `kvalues_iq4nl` of ggml.
