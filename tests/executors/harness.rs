@@ -28,6 +28,8 @@ pub struct Subject {
     pub leaves_out_bf16: bool,
     /// Most operations of all steps of a case together; cases with more are ignored.
     pub max_flops: usize,
+    /// Most operations of a case that runs twice.
+    pub max_repeated_flops: usize,
 }
 
 /// What came of a test, or what is wrong.
@@ -297,7 +299,7 @@ pub fn check_within(
     let prepared: Vec<PreparedPlan> =
         plans.iter().map(|plan| executor.prepare(plan)).collect::<Result<_, _>>().map_err(text)?;
     let mut first_bits: Vec<Vec<u32>> = Vec::new();
-    for round in 0..2 {
+    for round in 0..if flops > subject.max_repeated_flops { 1 } else { 2 } {
         for (index, step) in steps.iter().enumerate() {
             let output =
                 executor.run(prepared[step.plan], &step.inputs, Want::Logits).map_err(text)?;

@@ -17,6 +17,9 @@ mod rejects;
 mod rms_norm;
 mod rows;
 mod sample;
+#[cfg(feature = "emulator")]
+#[path = "../support/mod.rs"]
+mod support;
 
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
@@ -27,11 +30,15 @@ use halfwarp::plan::{Plan, WeightSource};
 use harness::{Outcome, Subject};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// The emulator needs a good part of a second for so many floating-point operations, twice; those
-/// that are left out show no kernel that others do not, and larger ones run in the tests of
-/// `kernels`.
+/// Operations for which the emulator needs a good part of a second: cases with more are left out,
+/// which show no kernel that others do not, and the larger ones of the tests of `kernels` do; and as
+/// many if `cargo xtask emulate` asks for all.
 #[cfg(feature = "emulator")]
-const MAX_EMULATED_FLOPS: usize = 1_000_000;
+const MAX_EMULATED_FLOPS: [usize; 2] = [300_000, 1_000_000];
+
+/// Operations that the emulator does twice, to see that both times have the same bits.
+#[cfg(feature = "emulator")]
+const MAX_REPEATED_FLOPS: usize = 30_000;
 
 /// A test of any executor, by name.
 pub struct Test {
@@ -112,18 +119,20 @@ fn main() {
         is_there: true,
         leaves_out_bf16: false,
         max_flops: usize::MAX,
+        max_repeated_flops: usize::MAX,
     };
     let cuda = Subject { name: "cuda", open: open_cuda, is_there: has_cuda, ..cpu };
     let sm_80 = Subject { name: "cuda_sm_80", open: open_sm_80, ..cuda };
     let has_cublas = has_cuda && cuda::cublas_version().is_ok();
     let cublas = Subject { name: "cublas", open: open_cublas, is_there: has_cublas, ..cpu };
     #[cfg(feature = "emulator")]
-    let emulated = Subject {
-        name: "emulated",
-        open: open_emulated,
-        leaves_out_bf16: true,
-        max_flops: MAX_EMULATED_FLOPS,
-        ..cpu
+    let emulated = {
+        let (max_flops, max_repeated_flops) = match support::runs_all() {
+            true => (MAX_EMULATED_FLOPS[1], usize::MAX),
+            false => (MAX_EMULATED_FLOPS[0], MAX_REPEATED_FLOPS),
+        };
+        let (name, open) = ("emulated", open_emulated);
+        Subject { name, open, leaves_out_bf16: true, max_flops, max_repeated_flops, ..cpu }
     };
     let mut trials = vec![Trial::test("cuda::open::rejects_a_device_that_is_not_there", || {
         rejects::a_device_that_is_not_there().map_err(Failed::from)

@@ -28,6 +28,12 @@ pub fn devices() -> [(&'static str, Device, bool); 3] {
         .map(|(name, device)| (name, device, device.free_memory().is_ok()))
 }
 
+/// Whether what shows no kernel that others do not runs too: as `cargo xtask emulate` asks by
+/// `HALFWARP_EMULATE_ALL`.
+pub fn runs_all() -> bool {
+    std::env::var_os("HALFWARP_EMULATE_ALL").is_some()
+}
+
 /// Tensor `name` of a golden's `expected.safetensors`.
 pub fn expected<T>(dir: &Path, name: &str, from_le_bytes: impl Fn([u8; 4]) -> T) -> Vec<T> {
     let bytes = std::fs::read(dir.join("expected.safetensors")).unwrap();

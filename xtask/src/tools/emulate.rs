@@ -13,6 +13,9 @@ use crate::process;
 const SEEDS_VARIABLE: &str = "HALFWARP_EMULATE_SEEDS";
 const PER_CASE_VARIABLE: &str = "HALFWARP_EMULATE_SEEDS_PER_CASE";
 
+/// Environment variable of the library's tests: cases that show no kernel that others do not run too.
+const ALL_VARIABLE: &str = "HALFWARP_EMULATE_ALL";
+
 /// Tests that run kernels on the emulator: `cargo test`'s arguments, and the most seeds per case.
 struct Suite {
     arguments: &'static [&'static str],
@@ -28,7 +31,7 @@ impl Suite {
 /// Most seeds per case of `kernels`, whose cases are large.
 const SEEDS_PER_KERNEL_CASE: u64 = 40;
 
-const SUITES: [Suite; 4] = [
+const SUITES: [Suite; 5] = [
     Suite::of_all_seeds(&["--package", "simt"]),
     Suite::of_all_seeds(&["--package", "cuda_std"]),
     Suite::of_all_seeds(&["--package", "conformance", "--test", "conformance", "emulated::"]),
@@ -36,6 +39,18 @@ const SUITES: [Suite; 4] = [
         arguments: &["--package", "kernels", "--test", "kernels"],
         seeds_per_case: Some(SEEDS_PER_KERNEL_CASE),
     },
+    Suite::of_all_seeds(&[
+        "--package",
+        "halfwarp",
+        "--features",
+        "emulator",
+        "--test",
+        "batch_invariance",
+        "--test",
+        "executors",
+        "--test",
+        "goldens",
+    ]),
 ];
 
 /// Runs all suites with `seeds` seeds; prints the number of tests and the time.
@@ -68,6 +83,7 @@ fn run_suite(suite: &Suite, seeds: u64) -> Result<u64> {
     cargo.arg("test").args(suite.arguments).stdout(Stdio::piped());
     let per_case = suite.seeds_per_case.unwrap_or(seeds);
     cargo.env(SEEDS_VARIABLE, seeds.to_string()).env(PER_CASE_VARIABLE, per_case.to_string());
+    cargo.env(ALL_VARIABLE, "1");
     let mut tests = cargo.spawn().context("cannot start cargo")?;
     let stdout = tests.stdout.take().expect("it is piped");
     let mut passed = 0;
