@@ -14,12 +14,12 @@
 //!     // SAFETY: a line each, of zeros before, which nothing else writes.
 //!     unsafe {
 //!         peer::store_flagged(theirs, 0, data, 1);
-//!         let mut patience = peer::Patience::new();
+//!         let mut spins = peer::SpinLimit::new();
 //!         loop {
 //!             if let Some(received) = peer::load_flagged(own, 0, 1) {
 //!                 return received;
 //!             }
-//!             patience.wait();
+//!             spins.wait();
 //!         }
 //!     }
 //! }
@@ -43,16 +43,16 @@ const MAX_LOOKS: u32 = 1 << 27;
 ///
 /// Looks are counted, not nanoseconds: reading a clock takes longer than the load that is waited for.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct SpinLimit {
     looks: u32,
 }
 
-impl Patience {
+impl SpinLimit {
     /// That of one wait.
     #[inline(always)]
     #[expect(clippy::new_without_default, reason = "a wait has a start")]
     pub const fn new() -> Self {
-        Patience { looks: 0 }
+        SpinLimit { looks: 0 }
     }
 
     /// To be called after each look that found nothing. When there were too many, the launch ends with an error.

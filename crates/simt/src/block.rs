@@ -53,7 +53,7 @@ pub(crate) struct Thread {
 }
 
 /// The threads that have reached a collective, and their operands.
-pub(crate) struct Meeting {
+pub(crate) struct WarpCollective {
     point: Point,
     pub arrived: Arrived,
     pub values: Box<[Words; WARP_SIZE]>,
@@ -120,9 +120,9 @@ pub(crate) struct Block {
     /// By warpgroup.
     pub products: Vec<Products>,
     /// By warp; a warpgroup's are those of its first warp.
-    meetings: Vec<Vec<Meeting>>,
-    /// Meetings that are over, whose buffers are used again.
-    spare_meetings: Vec<Meeting>,
+    collectives: Vec<Vec<WarpCollective>>,
+    /// Collectives that are over, whose buffers are used again.
+    spare_collectives: Vec<WarpCollective>,
     /// Threads that have not ended.
     pub live: usize,
     /// Registers of all its threads.
@@ -157,8 +157,8 @@ impl Block {
             barriers: Default::default(),
             mbarriers: HashMap::new(),
             products: (0..num_threads / (4 * WARP_SIZE)).map(|_| Products::default()).collect(),
-            meetings: (0..num_threads.div_ceil(WARP_SIZE)).map(|_| Vec::new()).collect(),
-            spare_meetings: Vec::new(),
+            collectives: (0..num_threads.div_ceil(WARP_SIZE)).map(|_| Vec::new()).collect(),
+            spare_collectives: Vec::new(),
             live: num_threads,
             registers: registers * num_threads as u32,
             met_narrow_scope: false,
@@ -219,55 +219,55 @@ impl Block {
     }
 
     /// Thread `thread` reaches `point`, where `wanted` threads of a warp or warpgroup meet, with
-    /// the operands `words`. Gives the meeting if it is the last one, else `None`: it has to wait.
+    /// the operands `words`. Gives the collective if it is the last one, else `None`: it has to wait.
     pub fn meet(
         &mut self,
         thread: usize,
         (point, wanted): (Point, usize),
         words: Words,
         location: &'static Location<'static>,
-    ) -> Option<Meeting> {
-        let meetings = &mut self.meetings[point.first_warp()];
-        let found = meetings.iter().position(|meeting| meeting.point == point);
+    ) -> Option<WarpCollective> {
+        let collectives = &mut self.collectives[point.first_warp()];
+        let found = collectives.iter().position(|collective| collective.point == point);
         let index = found.unwrap_or_else(|| {
-            let spare = self.spare_meetings.pop();
-            let values = spare.map(|meeting| meeting.values).unwrap_or_default();
+            let spare = self.spare_collectives.pop();
+            let values = spare.map(|collective| collective.values).unwrap_or_default();
             let (arrived, first) = (Arrived::none(point), (thread, location));
-            meetings.push(Meeting { point, arrived, values, first, elsewhere: None });
-            meetings.len() - 1
+            collectives.push(WarpCollective { point, arrived, values, first, elsewhere: None });
+            collectives.len() - 1
         });
-        let meeting = &mut meetings[index];
-        meeting.arrived.add(thread);
-        let expected = meeting.first.1;
+        let collective = &mut collectives[index];
+        collective.arrived.add(thread);
+        let expected = collective.first.1;
         if !std::ptr::eq(expected, location) && expected != location {
-            meeting.elsewhere.get_or_insert((thread, location));
+            collective.elsewhere.get_or_insert((thread, location));
         }
-        meeting.values[thread % WARP_SIZE] = words;
-        if meeting.arrived.len() < wanted {
+        collective.values[thread % WARP_SIZE] = words;
+        if collective.arrived.len() < wanted {
             self.threads[thread].waits = Some((point, location));
             return None;
         }
-        Some(meetings.swap_remove(index))
+        Some(collectives.swap_remove(index))
     }
 
     /// Keeps the first collective whose lanes came from different lines, for reports.
-    pub fn note_pairing(&mut self, instruction: &'static str, meeting: &Meeting) {
-        if let (None, Some(elsewhere)) = (self.pairing, meeting.elsewhere) {
-            self.pairing = Some((instruction, [meeting.first, elsewhere]));
+    pub fn note_pairing(&mut self, instruction: &'static str, collective: &WarpCollective) {
+        if let (None, Some(elsewhere)) = (self.pairing, collective.elsewhere) {
+            self.pairing = Some((instruction, [collective.first, elsewhere]));
         }
     }
 
-    /// The operands of a meeting are no longer needed.
-    pub fn end_meeting(&mut self, mut meeting: Meeting) {
-        meeting.values.fill(Words::default());
-        self.spare_meetings.push(meeting);
+    /// The operands of a collective are no longer needed.
+    pub fn end_collective(&mut self, mut collective: WarpCollective) {
+        collective.values.fill(Words::default());
+        self.spare_collectives.push(collective);
     }
 
     /// The threads that have reached `point`.
     pub fn arrived(&self, point: Point) -> Arrived {
-        let mut meetings = self.meetings[point.first_warp()].iter();
-        let found = meetings.find(|meeting| meeting.point == point);
-        found.map_or(Arrived::none(point), |meeting| meeting.arrived)
+        let mut collectives = self.collectives[point.first_warp()].iter();
+        let found = collectives.find(|collective| collective.point == point);
+        found.map_or(Arrived::none(point), |collective| collective.arrived)
     }
 
     /// Thread `thread` ends; gives the threads at a barrier that were waiting for it only.

@@ -388,15 +388,15 @@ impl Machine {
         }
         let wanted = (point, mask.count_ones() as usize);
         let met = self.blocks[place].meet(thread, wanted, words, location);
-        let Some(mut meeting) = met else { return Ok(None) };
-        finish(&mut meeting.values);
-        self.blocks[place].note_pairing(instruction, &meeting);
-        let arrived = meeting.arrived;
+        let Some(mut collective) = met else { return Ok(None) };
+        finish(&mut collective.values);
+        self.blocks[place].note_pairing(instruction, &collective);
+        let arrived = collective.arrived;
         let block = &mut self.blocks[place];
         for thread in arrived.iter() {
-            block.threads[thread].result = meeting.values[thread % WARP_SIZE];
+            block.threads[thread].result = collective.values[thread % WARP_SIZE];
         }
-        block.end_meeting(meeting);
+        block.end_collective(collective);
         order_warp(instruction, arrived, &mut self.clocks[place]);
         self.wake(place, arrived.iter().filter(|&other| other != thread));
         Ok(Some(self.result()))

@@ -101,9 +101,9 @@ impl Machine {
         };
         products.coming.push((thread, *op, key));
         let met = block.meet(thread, (point, WARPGROUP), Default::default(), location);
-        let Some(meeting) = met else { return Ok(false) };
-        let arrived = meeting.arrived;
-        block.end_meeting(meeting);
+        let Some(collective) = met else { return Ok(false) };
+        let arrived = collective.arrived;
+        block.end_collective(collective);
         self.start_product(warpgroup, location)?;
         self.wake(place, arrived.iter().filter(|&other| other != thread));
         Ok(true)

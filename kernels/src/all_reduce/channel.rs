@@ -116,7 +116,7 @@ impl<const WORLD: usize> Channel<WORLD> {
         own: [u32; 4],
     ) -> [[u32; 4]; GROUP] {
         let (lines, [a, b, c, d]) = (self.own_lines(), own);
-        let mut patience = peer::Patience::new();
+        let mut spins = peer::SpinLimit::new();
         loop {
             // All loads are issued before the first flag is tested.
             let mut loaded = [[Some([a, b]), Some([c, d])]; GROUP];
@@ -141,7 +141,7 @@ impl<const WORLD: usize> Channel<WORLD> {
             if arrived {
                 return vectors;
             }
-            patience.wait();
+            spins.wait();
         }
     }
 

@@ -8,11 +8,11 @@
 //!           `(NUM_THREADS, 1, 1)`.
 //! Numerics  exact.
 //! Bound     NVLink: `4 * num_rows * width` bytes are stored to each peer.
-//! Source    a push between two meetings, as in [`two_shot`](super::two_shot): ranks wait before the
+//! Source    a push between two barriers, as in [`two_shot`](super::two_shot): ranks wait before the
 //!           first store, as what is overwritten may still be read, and after the last one.
 
 use crate::all_reduce::MAX_WORLD;
-use crate::all_reduce::meeting::Meetings;
+use crate::all_reduce::rank_barrier::RankBarriers;
 use crate::all_reduce::two_shot::NUM_THREADS;
 use crate::element::{Columns, VEC_ELEMS};
 use cuda_std::{prelude::*, unroll};
@@ -56,7 +56,7 @@ pub unsafe fn all_gather<const WORLD: usize>(
         return;
     }
     // SAFETY: `block` is under the number of blocks; all ranks have as many with work.
-    let meetings = unsafe { Meetings::<WORLD>::begin(rank, epochs, &flags) };
+    let barriers = unsafe { RankBarriers::<WORLD>::begin(rank, epochs, &flags) };
     // Not 0, so that no division panics.
     let row_vectors = width.div_ceil(VEC_ELEMS).max(1);
     let mut vector = block * NUM_THREADS + thread;
@@ -74,7 +74,7 @@ pub unsafe fn all_gather<const WORLD: usize>(
         vector += thread::grid_dim_x() * NUM_THREADS;
     }
     // SAFETY: as above.
-    unsafe { meetings.end() };
+    unsafe { barriers.end() };
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -86,7 +86,7 @@ mod launcher {
     use super::all_gather::{Args, Instance};
     use crate::Rows;
     use crate::all_reduce::launcher::{Ranks, padded};
-    use crate::all_reduce::meeting::MAX_BLOCKS;
+    use crate::all_reduce::rank_barrier::MAX_BLOCKS;
     use crate::element::VEC_ELEMS;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 

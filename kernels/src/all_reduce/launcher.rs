@@ -1,8 +1,8 @@
 //! Launches from shapes, workspaces and tensors.
 
 use crate::all_reduce::MAX_WORLD;
-use crate::all_reduce::meeting::MAX_BLOCKS;
 use crate::all_reduce::one_shot::{self, all_reduce_one_shot};
+use crate::all_reduce::rank_barrier::MAX_BLOCKS;
 use crate::all_reduce::two_shot::{self, all_reduce_two_shot};
 use crate::all_reduce::workspace::{MAX_ELEMS, Workspace};
 use crate::element::{Half, VEC_ELEMS};

@@ -16,7 +16,7 @@
 //! Residency a block waits for blocks of the same index. Devices start blocks in the order of their
 //!           indices, so those that wait never keep all of those that they wait for from starting.
 //! Failure   a rank that dies or hangs ends the launches of the others with an error
-//!           ([`cuda_std::peer::Patience`]).
+//!           ([`cuda_std::peer::SpinLimit`]).
 //! PDL       epochs and workspace are accessed only after `wait_for_dependencies`, when all earlier
 //!           launches of the stream have ended: calls of one rank do not overlap there, and a call's
 //!           first store to a peer says that the rank's previous call has ended. What may start
@@ -27,11 +27,11 @@ mod channel;
 pub mod gather;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
-mod meeting;
 pub mod norm;
 #[cfg(not(target_arch = "nvptx64"))]
 mod norm_launcher;
 pub mod one_shot;
+mod rank_barrier;
 pub mod two_shot;
 pub mod two_shot_add;
 pub mod two_shot_norm;

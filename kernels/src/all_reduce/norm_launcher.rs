@@ -1,8 +1,8 @@
 //! Launches of sums that are added to a residual.
 
 use crate::all_reduce::launcher::{Algorithm, Ranks, check_aligned, check_tensors, padded, shape};
-use crate::all_reduce::meeting::MAX_BLOCKS;
 use crate::all_reduce::norm::{self, all_reduce_norm};
+use crate::all_reduce::rank_barrier::MAX_BLOCKS;
 use crate::all_reduce::two_shot::NUM_THREADS;
 use crate::all_reduce::two_shot_add::all_reduce_two_shot_add;
 use crate::all_reduce::two_shot_norm::{self, all_reduce_two_shot_norm};

@@ -11,11 +11,11 @@
 //!           only it knows when it needs them, and pushes each sum at once: nothing is staged, and
 //!           ranks meet only twice, before the first load and after the last store. Both directions
 //!           of NVLink are busy all the time. A push into a staging buffer would need a third
-//!           meeting and another pass over memory.
+//!           barrier and another pass over memory.
 
 use crate::all_reduce::MAX_WORLD;
 use crate::all_reduce::channel::sum_vectors;
-use crate::all_reduce::meeting::Meetings;
+use crate::all_reduce::rank_barrier::RankBarriers;
 use crate::element::{Half, VEC_ELEMS};
 use cuda_std::{prelude::*, unroll};
 use half::{bf16, f16};
@@ -66,7 +66,7 @@ pub unsafe fn all_reduce_two_shot<E: Half, const WORLD: usize>(
         return;
     }
     // SAFETY: `block` is under the number of blocks; all ranks have as many with work.
-    let meetings = unsafe { Meetings::<WORLD>::begin(rank, epochs, &flags) };
+    let barriers = unsafe { RankBarriers::<WORLD>::begin(rank, epochs, &flags) };
 
     // The rank's vectors; one of the ranks has the last vector, of which there may be a part only.
     let (start, end) = (part * rank, part * (rank + 1));
@@ -110,5 +110,5 @@ pub unsafe fn all_reduce_two_shot<E: Half, const WORLD: usize>(
     }
 
     // SAFETY: as above.
-    unsafe { meetings.end() };
+    unsafe { barriers.end() };
 }

@@ -13,7 +13,7 @@
 
 use crate::all_reduce::MAX_WORLD;
 use crate::all_reduce::channel::{select, sum_vectors};
-use crate::all_reduce::meeting::Meetings;
+use crate::all_reduce::rank_barrier::RankBarriers;
 use crate::all_reduce::two_shot::NUM_THREADS;
 use crate::all_reduce::two_shot_norm::rows_of;
 use crate::element::{Half, Number, VEC_ELEMS};
@@ -60,7 +60,7 @@ pub unsafe fn all_reduce_two_shot_add<E: Half, const WORLD: usize>(
         return;
     }
     // SAFETY: `block` is under the number of blocks; all ranks have as many with work.
-    let meetings = unsafe { Meetings::<WORLD>::begin(rank, epochs, &flags) };
+    let barriers = unsafe { RankBarriers::<WORLD>::begin(rank, epochs, &flags) };
 
     let rows = rows_of(rank, num_rows, WORLD as u32);
     let (mut vector, end) =
@@ -84,5 +84,5 @@ pub unsafe fn all_reduce_two_shot_add<E: Half, const WORLD: usize>(
     }
 
     // SAFETY: as above.
-    unsafe { meetings.end() };
+    unsafe { barriers.end() };
 }

@@ -15,8 +15,8 @@
 
 use crate::all_reduce::MAX_WORLD;
 use crate::all_reduce::channel::sum_vectors;
-use crate::all_reduce::meeting::Meetings;
 use crate::all_reduce::norm::{MAX_HIDDEN_SIZE, MAX_SEGMENTS, load_f32, row_scale};
+use crate::all_reduce::rank_barrier::RankBarriers;
 use crate::element::{Half, Number, VEC_ELEMS};
 use crate::rms_norm::{scaled, weighted};
 use core::ops::Range;
@@ -84,7 +84,7 @@ pub unsafe fn all_reduce_two_shot_norm<E: Half, const WORLD: usize>(
         return;
     }
     // SAFETY: `block` is under the number of blocks; all ranks have as many with work.
-    let meetings = unsafe { Meetings::<WORLD>::begin(rank, epochs, &flags) };
+    let barriers = unsafe { RankBarriers::<WORLD>::begin(rank, epochs, &flags) };
 
     let vector_of = |i: usize| i as u32 * num_threads + thread;
     let is_inside = |i: usize| vector_of(i) < hidden_size / VEC_ELEMS;
@@ -138,5 +138,5 @@ pub unsafe fn all_reduce_two_shot_norm<E: Half, const WORLD: usize>(
     }
 
     // SAFETY: as above.
-    unsafe { meetings.end() };
+    unsafe { barriers.end() };
 }

@@ -2,7 +2,7 @@
 
 use crate::all_reduce::MAX_WORLD;
 use crate::all_reduce::channel::channel_lines;
-use crate::all_reduce::{meeting, norm, one_shot};
+use crate::all_reduce::{norm, one_shot, rank_barrier};
 use crate::element::VEC_ELEMS;
 use cuda_std::launch::LaunchError;
 use cuda_std::peer::LINE_BYTES;
@@ -91,9 +91,9 @@ impl Workspace {
         let lines = |channels, vectors| channels * channel_lines(self.world, vectors) * LINE_BYTES;
         Parts {
             one_shot_epochs: part(words(self.channels)),
-            two_shot_epochs: part(words(meeting::MAX_BLOCKS as usize)),
+            two_shot_epochs: part(words(rank_barrier::MAX_BLOCKS as usize)),
             norm_epochs: part(words(self.norm_rows)),
-            two_shot_flags: part(words(meeting::num_flags(self.world))),
+            two_shot_flags: part(words(rank_barrier::num_flags(self.world))),
             one_shot_lines: part(lines(self.channels, one_shot::NUM_THREADS as usize)),
             norm_lines: part(lines(self.norm_rows, self.norm_vectors)),
             end,

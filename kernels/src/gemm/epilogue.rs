@@ -36,7 +36,7 @@ impl Matrix<Global<f32>> {
     }
 }
 
-impl<E: Number> Matrix<Either<E>> {
+impl<E: Number> Matrix<Out<E>> {
     /// The matrix after its first `rows` rows, where it is stored.
     ///
     /// # Safety
@@ -46,10 +46,10 @@ impl<E: Number> Matrix<Either<E>> {
         let (at, mut ptr) = (self.at(rows, 0), self.ptr);
         // SAFETY: the caller's promise.
         unsafe {
-            if ptr.single.address() == 0 {
+            if ptr.f32.address() == 0 {
                 ptr.half = ptr.half.add(at);
             } else {
-                ptr.single = ptr.single.add(at);
+                ptr.f32 = ptr.f32.add(at);
             }
         }
         Matrix { ptr, ..self }
@@ -74,25 +74,25 @@ impl<O: Number> Destination for GlobalMut<O> {
     }
 }
 
-/// Outputs in `half`, or in `single` if that is not null.
+/// Outputs in `half`, or in `f32` if that is not null.
 #[derive(Clone, Copy)]
-pub struct Either<E> {
+pub struct Out<E> {
     /// 16-bit outputs.
     pub half: GlobalMut<E>,
     /// f32 outputs.
-    pub single: GlobalMut<f32>,
+    pub f32: GlobalMut<f32>,
 }
 
-impl<E: Number> Destination for Either<E> {
+impl<E: Number> Destination for Out<E> {
     #[inline(always)]
     #[track_caller]
     unsafe fn store(self, index: usize, value: f32) {
         // SAFETY: the caller's promise.
         unsafe {
-            if self.single.address() == 0 {
+            if self.f32.address() == 0 {
                 self.half.store(index, value);
             } else {
-                self.single.store(index, value);
+                self.f32.store(index, value);
             }
         }
     }

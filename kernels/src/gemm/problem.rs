@@ -148,19 +148,19 @@ impl<E: Operand16> Out16<E> {
 }
 
 /// Kernel arguments: what an epilogue adds, null for nothing.
-pub(super) struct Terms {
+pub(super) struct BiasAndResidual {
     pub bias: DevicePtr<f32>,
     pub residual: DevicePtr<f32>,
     pub residual_stride: u32,
 }
 
-impl Terms {
+impl BiasAndResidual {
     pub(super) fn new(
         bias: Option<DevicePtr<f32>>,
         residual: Option<Rows<f32>>,
     ) -> Result<Self, LaunchError> {
         let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
-        Ok(Terms {
+        Ok(BiasAndResidual {
             bias: bias.unwrap_or(DevicePtr::null()),
             residual: residual.ptr,
             residual_stride: residual.stride_arg()?,

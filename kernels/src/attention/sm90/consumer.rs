@@ -5,10 +5,10 @@
 
 use super::output::{GROUP_REGS, Output};
 use super::partials::{Partials, WARP_ROWS};
+use super::pingpong;
 use super::rows::Rows;
 use super::stages::Stages;
 use super::tiles::{PrefillTile, WARPGROUP_ROWS};
-use super::turns::{end_turn, wait_turn};
 use crate::attention::work::{Part, PrefillItem};
 use crate::tile::element::Operand16;
 use crate::tile::smem::SmemTile;
@@ -110,10 +110,10 @@ impl<E: Operand16, const SCORE_REGS: usize> Consumer<E, SCORE_REGS> {
             //    it, then softmax.
             while block > first_block {
                 block -= 1;
-                wait_turn(T::CONSUMERS, self.warpgroup);
+                pingpong::wait(T::CONSUMERS, self.warpgroup);
                 let scores = self.multiply_qk::<T>(tile_q, q);
                 let sum = self.multiply_pv::<T, OUT_REGS>(&weights, out);
-                end_turn(T::CONSUMERS, self.warpgroup);
+                pingpong::pass_on(T::CONSUMERS, self.warpgroup);
                 self.scores = scores.wait::<1>();
                 self.stages.k.release();
                 rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);

@@ -28,12 +28,12 @@ mod key_blocks;
 mod launcher;
 mod output;
 mod partials;
+mod pingpong;
 mod producer;
 mod ring;
 mod rows;
 mod stages;
 mod tiles;
-mod turns;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) use launcher::dynamic_shared_bytes;
@@ -168,7 +168,7 @@ pub unsafe fn attention_prefill_sm90<
             registers::increase::<{ CONSUMER_REGISTERS[1] }>();
         }
         if warpgroup == T::CONSUMERS - 1 {
-            turns::start_turns();
+            pingpong::start();
         }
         let output = Output { out, row_stride: out_stride, head_dim, lse, num_heads };
         let consumer = Consumer::<E, SCORE_REGS> {

@@ -47,7 +47,7 @@ impl Output {
         unroll!(row in 0..2, {
             let tile_row = first_row + thread_row() + 8 * row as u32;
             let token = item.first_token as usize + tile_row as usize;
-            let is_there = tile_row < item.queries;
+            let exists = tile_row < item.queries;
             let start = token * self.row_stride as usize + (item.head * self.head_dim) as usize;
             unroll!(group in 0..8, {
                 if group < OUT_REGS / GROUP_REGS {
@@ -57,13 +57,13 @@ impl Output {
                     };
                     let words = transpose_quad(lane, [pair(0), pair(1), pair(2), pair(3)]);
                     let column = group as u32 * STORE_COLUMNS + lane * 8;
-                    if is_there && column < self.head_dim {
+                    if exists && column < self.head_dim {
                         // SAFETY: the caller's promise; elements are pairs in words.
                         unsafe { self.out.set_vec((start + column as usize) / 2, words) };
                     }
                 }
             });
-            if is_there && lane == 0 && self.lse.address() != 0 {
+            if exists && lane == 0 && self.lse.address() != 0 {
                 let at = token * self.num_heads as usize + item.head as usize;
                 // SAFETY: the caller's promise.
                 unsafe { self.lse.set(at, lse[row]) };

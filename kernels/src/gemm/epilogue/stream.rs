@@ -1,7 +1,7 @@
 //! The epilogue: adds the warps' partial sums in shared memory, in a fixed order, and applies bias,
 //! residual and gate.
 
-use super::{Destination, Either, Epilogue};
+use super::{Destination, Epilogue, Out};
 use crate::activation::Gate;
 use crate::gemm::mainloop::stream::{
     LaneRow, TILE_MN, TileOrder, TileScales, lane_group, lane_pair,
@@ -180,7 +180,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, A: Gate>
         scales: [f32; 2],
         bias: [f32; 2],
         residual: &[f32; MAX_OUTPUTS],
-        epilogue: &Epilogue<Either<E>>,
+        epilogue: &Epilogue<Out<E>>,
     ) {
         // SAFETY: the launch gives the bytes; each lane writes its own elements, and they are read
         // after the barrier. Row and column are inside, by the check.

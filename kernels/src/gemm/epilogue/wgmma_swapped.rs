@@ -2,7 +2,7 @@
 //! rows of every eight rows of x.
 
 use super::wgmma::SUBTILE_REGS;
-use super::{Destination, Either, Epilogue};
+use super::{Destination, Epilogue, Out};
 use crate::gemm::mainloop::accumulators::Accumulators;
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
@@ -44,7 +44,7 @@ impl Cells {
     }
 }
 
-impl<E: Operand16> Epilogue<Either<E>> {
+impl<E: Operand16> Epilogue<Out<E>> {
     /// Stores a warpgroup's accumulators of `columns`.
     ///
     /// # Safety
@@ -53,7 +53,7 @@ impl<E: Operand16> Epilogue<Either<E>> {
     #[inline(always)]
     pub unsafe fn store_swapped<A: Accumulators>(&self, columns: &Columns, acc: A) {
         let cells = Cells::new(columns, self.num_rows);
-        let Either { half, single } = self.out.ptr;
+        let Out { half, f32 } = self.out.ptr;
         let mut bias = [0.0; 2];
         let mut added = [0.0; SUBTILE_REGS];
         // SAFETY: cells are inside.
@@ -73,10 +73,10 @@ impl<E: Operand16> Epilogue<Either<E>> {
             }
             acc.for_each_subtile(|_, values| {
                 let value = |i: usize| values[i] + bias[i / 2 % 2] + added[i];
-                if single.address() != 0 {
+                if f32.address() != 0 {
                     for_each_value::<A>(|i| {
                         if let Some(at) = cells.element(i, self.out.row_stride) {
-                            single.set(at, value(i));
+                            f32.set(at, value(i));
                         }
                     });
                 } else if self.are_words(columns) {

@@ -76,7 +76,7 @@ mod launcher {
     use super::{NUM_THREADS, gemm_epilogue};
     use crate::Rows;
     use crate::element::{Number, VEC_ELEMS as VECTOR};
-    use crate::gemm::problem::Terms;
+    use crate::gemm::problem::BiasAndResidual;
     use crate::operand::is_aligned;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
     use half::{bf16, f16};
@@ -143,7 +143,8 @@ mod launcher {
                 && bias.is_none_or(is_aligned)
                 && residual.is_none_or(|residual| residual.is_aligned())
                 && out.is_aligned();
-            let Terms { bias, residual, residual_stride } = Terms::new(*bias, *residual)?;
+            let BiasAndResidual { bias, residual, residual_stride } =
+                BiasAndResidual::new(*bias, *residual)?;
             let args = gemm_epilogue::Args {
                 num_rows,
                 width: arg_u32("width", self.width)?,

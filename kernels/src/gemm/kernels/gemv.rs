@@ -27,7 +27,7 @@ mod launcher;
 pub use launcher::Gemv16;
 
 use crate::activation::{GATES, Gate, NoGate};
-use crate::gemm::epilogue::{Destination, Either};
+use crate::gemm::epilogue::{Destination, Out};
 use crate::gemm::mainloop::gemv::*;
 use crate::rms_norm::scale;
 use crate::tile::element::Operand16;
@@ -225,6 +225,6 @@ pub unsafe fn gemv_16<
             dot + bias_values[0] + residual_value
         };
         // SAFETY: the column is inside.
-        unsafe { Either { half: out, single: out_f32 }.store(column as usize, value) };
+        unsafe { Out { half: out, f32: out_f32 }.store(column as usize, value) };
     }
 }

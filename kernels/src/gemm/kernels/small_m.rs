@@ -33,7 +33,7 @@ pub(super) use launcher::{Args, InstanceParams, is_normed};
 
 use crate::activation::{GATES, Gate, NoGate};
 use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, max_columns, num_partials};
-use crate::gemm::epilogue::{Either, Epilogue, Matrix};
+use crate::gemm::epilogue::{Epilogue, Matrix, Out};
 use crate::gemm::mainloop::stream::{
     Cursor, LaneRow, TILE_MN, TileOrder, WeightRows, multiply, prefetch,
 };
@@ -172,7 +172,7 @@ pub unsafe fn gemm_16_small_m<
         grid::wait_for_dependencies();
         grid::launch_dependents();
         let mut residual = Matrix { ptr: residual, row_stride: residual_stride };
-        let mut out = Matrix { ptr: Either { half: out, single: out_f32 }, row_stride: out_stride };
+        let mut out = Matrix { ptr: Out { half: out, f32: out_f32 }, row_stride: out_stride };
         if TILES_M == MAX_TILES_M {
             (residual, out) = (residual.skip_rows(first_row), out.skip_rows(first_row));
         }

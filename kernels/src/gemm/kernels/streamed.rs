@@ -15,7 +15,7 @@ mod launcher;
 
 use crate::activation::{GATES, Gate, NoGate};
 use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, num_partials};
-use crate::gemm::epilogue::{Either, Epilogue, Matrix};
+use crate::gemm::epilogue::{Epilogue, Matrix, Out};
 use crate::gemm::mainloop::stream::{
     Cursor, KTileSums, STEP_K, STEPS, TILE_K, TileOrder, multiply_step,
 };
@@ -179,7 +179,7 @@ pub unsafe fn gemm_16_streamed<
         let is_stored = NORMED || is_resident;
         let x_order = if is_stored { TileOrder::AsStored } else { TileOrder::Swizzled };
         let residual = Matrix { ptr: residual, row_stride: residual_stride };
-        let out = Matrix { ptr: Either { half: out, single: out_f32 }, row_stride: out_stride };
+        let out = Matrix { ptr: Out { half: out, f32: out_f32 }, row_stride: out_stride };
         let epilogue = Epilogue { num_rows, n, bias, residual, out };
         let scales = Scales { scales, stride: scale_stride };
         let mut column = thread::block_idx_x() * tile_columns;

@@ -26,7 +26,7 @@ pub use launcher::Swapped16;
 
 use crate::gemm::config::wgmma::BLOCK_K;
 use crate::gemm::epilogue::wgmma_swapped::Columns;
-use crate::gemm::epilogue::{Either, Epilogue, Matrix};
+use crate::gemm::epilogue::{Epilogue, Matrix, Out};
 use crate::gemm::mainloop::accumulators::Multiply;
 use crate::gemm::mainloop::wgmma_swapped::{KBlock, NUM_CONSUMERS, Ring, stage_columns};
 use crate::tile::box_copy::{self, Weight};
@@ -168,7 +168,7 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         box_copy::wait_for_copies();
         barrier::sync::<COPIES_ARE_THERE, { NUM_CONSUMERS * warp::WARPGROUP_SIZE }>();
         let residual = Matrix { ptr: residual, row_stride: residual_stride };
-        let out = Matrix { ptr: Either { half: out, single: out_f32 }, row_stride: out_stride };
+        let out = Matrix { ptr: Out { half: out, f32: out_f32 }, row_stride: out_stride };
         let epilogue = Epilogue { num_rows, n, bias, residual, out };
         let in_tile = warpgroup_idx * WARPGROUP_COLUMNS;
         let first_column = in_tile.min(stage_columns(tile_columns) - WARPGROUP_COLUMNS);

@@ -68,9 +68,9 @@ impl NormParams {
     /// # Safety
     /// 1. `row` holds `k` elements, 16-byte aligned.
     #[inline(always)]
-    unsafe fn load(&self, row: Global<f32>, segment: Segment, is_there: bool) -> Vector {
+    unsafe fn load(&self, row: Global<f32>, segment: Segment, exists: bool) -> Vector {
         let column = self.column(segment);
-        let (row, is_inside) = (row.wrapping_add(column as usize), is_there && column < self.k);
+        let (row, is_inside) = (row.wrapping_add(column as usize), exists && column < self.k);
         // SAFETY: inside by the condition, since k is a multiple of eight.
         let ([a, b, c, d], [e, f, g, h]) =
             unsafe { (row.get_vec_if(0, is_inside), row.get_vec_if(4, is_inside)) };

@@ -69,7 +69,7 @@ pub struct Outputs<const TILES_M: usize> {
 
 /// The terms that are added to an output: bias of gate and up, or of the one part; residual.
 #[derive(Clone, Copy, Default)]
-pub struct Terms {
+pub struct BiasAndResidual {
     bias: [f32; 2],
     residual: f32,
 }
@@ -111,9 +111,9 @@ impl<const TILES_M: usize> Outputs<TILES_M> {
     /// # Safety
     /// 1. The operands are as the kernel requires.
     #[inline(always)]
-    pub unsafe fn terms<E>(&self, epilogue: &Epilogue<E>) -> [Terms; TILES_M] {
+    pub unsafe fn terms<E>(&self, epilogue: &Epilogue<E>) -> [BiasAndResidual; TILES_M] {
         let &Epilogue { n, bias, residual, residual_stride, .. } = epilogue;
-        let mut terms = [Terms::default(); TILES_M];
+        let mut terms = [BiasAndResidual::default(); TILES_M];
         unroll!(i in 0..4, {
             if i < TILES_M
                 && let Some(Output { row, column, .. }) = self.output(i, n)
@@ -145,14 +145,14 @@ impl<const TILES_M: usize> Outputs<TILES_M> {
     pub unsafe fn store<E: Half>(
         &self,
         smem: Shared<f32>,
-        terms: &[Terms; TILES_M],
+        terms: &[BiasAndResidual; TILES_M],
         epilogue: &Epilogue<E>,
     ) {
         unroll!(i in 0..4, {
             if i < TILES_M
                 && let Some(output) = self.output(i, epilogue.n)
             {
-                let Terms { bias, residual } = terms[i];
+                let BiasAndResidual { bias, residual } = terms[i];
                 // SAFETY: the caller's promise; row and column are inside.
                 unsafe {
                     let mut value = self.sum(smem, output, 0) + bias[0];

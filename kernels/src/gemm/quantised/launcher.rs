@@ -9,7 +9,7 @@ use super::ring::Ring;
 use super::{BlockFormat, NUM_THREADS, NUM_WARPS, gemm_f16_quantised};
 use crate::Rows;
 use crate::activation::{gate_arg, num_parts};
-use crate::gemm::problem::Terms;
+use crate::gemm::problem::BiasAndResidual;
 use crate::gemm::{Gpu, Input16, MAX_FUSED_ROWS, Out16, Target};
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use gpu_types::Activation;
@@ -38,7 +38,7 @@ pub(super) struct Args {
     pub norm_reciprocal: f32,
     pub norm_eps: f32,
     pub weight: DevicePtr<u8>,
-    pub terms: Terms,
+    pub terms: BiasAndResidual,
     pub out: DevicePtr<f16>,
     pub out_f32: DevicePtr<f32>,
     pub out_stride: u32,
@@ -143,7 +143,7 @@ impl QuantisedLinear {
             norm_reciprocal: 1.0 / self.k as f32,
             norm_eps,
             weight,
-            terms: Terms::new(bias, residual)?,
+            terms: BiasAndResidual::new(bias, residual)?,
             out,
             out_f32,
             out_stride,

@@ -42,7 +42,7 @@ pub use packed::pack;
 
 use crate::activation::GateArg;
 use cuda_std::prelude::*;
-use epilogue::{Epilogue, Outputs, Terms, num_partials, store_partials};
+use epilogue::{BiasAndResidual, Epilogue, Outputs, num_partials, store_partials};
 use format::{BLOCKS, Format, Tile, TilePtr, Tiles};
 use half::f16;
 use input::{Input, LaneInput};
@@ -244,7 +244,7 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
         if num_rows == 0 {
             return;
         }
-        let mut is_copied = norm.is_there();
+        let mut is_copied = norm.exists();
         if is_copied {
             input.copy_normed::<F>(&norm, norm_weights, num_rows, smem);
             thread::sync_threads();
@@ -255,7 +255,7 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
         let mut is_odd = 0;
         while round < end {
             let outputs = Outputs::<TILES_M>::new(split, round, end, num_rows);
-            let mut terms = [Terms::default(); TILES_M];
+            let mut terms = [BiasAndResidual::default(); TILES_M];
             if TILES_M == 1 {
                 terms = outputs.terms(&epilogue);
             }

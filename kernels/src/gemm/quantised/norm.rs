@@ -26,7 +26,7 @@ pub struct Norm {
 impl Norm {
     /// Whether x is normed.
     #[inline(always)]
-    pub fn is_there(&self) -> bool {
+    pub fn exists(&self) -> bool {
         !self.weight.is_null()
     }
 
@@ -38,7 +38,7 @@ impl Norm {
     #[inline(always)]
     pub unsafe fn weights(&self, tile: u32) -> Vector {
         // SAFETY: the caller's promise.
-        unsafe { self.load(self.weight, tile, self.is_there()) }
+        unsafe { self.load(self.weight, tile, self.exists()) }
     }
 
     /// The lane's eight elements of a tile of `row`; zeros from `k` on, or if it is not there.
@@ -46,9 +46,9 @@ impl Norm {
     /// # Safety
     /// 1. `row` holds `k` elements, 16-byte aligned, if it is there.
     #[inline(always)]
-    pub unsafe fn load(&self, row: Global<f32>, tile: u32, is_there: bool) -> Vector {
+    pub unsafe fn load(&self, row: Global<f32>, tile: u32, exists: bool) -> Vector {
         let k = tile * TILE_K + warp::lane_id() * VEC_ELEMS;
-        let (at, is_inside) = (row.wrapping_add(k as usize), is_there && k < self.k);
+        let (at, is_inside) = (row.wrapping_add(k as usize), exists && k < self.k);
         // SAFETY: inside, by the condition.
         let ([a, b, c, d], [e, f, g, h]) =
             unsafe { (at.get_vec_if(0, is_inside), at.get_vec_if(4, is_inside)) };

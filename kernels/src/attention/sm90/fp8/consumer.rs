@@ -4,9 +4,9 @@
 //! those, and so are half a block apart.
 
 use super::super::output::Output;
+use super::super::pingpong;
 use super::super::rows::Rows;
 use super::super::tiles::WARPGROUP_ROWS;
-use super::super::turns::{end_turn, wait_turn};
 use super::softmax::Softmax;
 use super::stages::Stages;
 use super::tiles::{Fp8Tile, STEP_BYTES};
@@ -144,13 +144,13 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                 rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
                 let (offsets, corrections) =
                     softmax.raise::<T::Weight, SCORE_REGS>(&mut self.scores);
-                wait_turn(T::CONSUMERS, self.warpgroup);
+                pingpong::wait(T::CONSUMERS, self.warpgroup);
                 // In a branch ptxas leaves the exponentials where they are, before the wait for P V; else
                 // it moves them after it, where they are rounded.
                 if has_rows {
                     softmax.weigh::<T::Weight, SCORE_REGS>(&mut self.scores, offsets, corrections);
                 }
-                end_turn(T::CONSUMERS, self.warpgroup);
+                pingpong::pass_on(T::CONSUMERS, self.warpgroup);
                 self.wait_pv(sum);
                 weights = T::Weight::fragments(&self.scores);
                 let grows = corrections != [1.0; 2];

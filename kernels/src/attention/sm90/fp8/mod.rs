@@ -15,7 +15,7 @@
 //!           exponentials too, 16 a clock.
 //! Source    FlashAttention-3, arXiv:2407.08608, section 3.3.
 //!
-//! The pipelines, turns and work items are those of [`super`]. `wgmma` reads 8-bit operands K-major
+//! The pipelines, ping-pong and work items are those of [`super`]. `wgmma` reads 8-bit operands K-major
 //! alone, so V lies transposed, and its positions are permuted so that a thread's scores, packed,
 //! are its fragment of the weights. Strict converts tiles of V to f16, two warps of the producer.
 //!
@@ -41,8 +41,8 @@ pub use crate::kv_cache::append_fp8::storage_index;
 use super::items::WorkQueue;
 use super::key_blocks::Cache;
 use super::output::Output;
+use super::pingpong;
 use super::tiles::TileShape;
-use super::turns;
 use crate::tile::element::Operand16;
 use consumer::{Consumer, Scales};
 use convert::Converter;
@@ -163,7 +163,7 @@ pub unsafe fn attention_prefill_fp8<
             registers::increase::<224>();
         }
         if warpgroup == T::CONSUMERS - 1 {
-            turns::start_turns();
+            pingpong::start();
         }
         let output = Output { out, row_stride: out_stride, head_dim, lse, num_heads };
         let scales =

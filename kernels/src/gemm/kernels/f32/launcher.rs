@@ -3,7 +3,7 @@
 use super::gemm_f32;
 use crate::gemm::config::{FMA_TILES, TileConfig};
 use crate::gemm::kernels::f32_small_m::{NUM_THREADS, NUM_WARPS, gemm_f32_small_m};
-use crate::gemm::problem::{Terms, refuse};
+use crate::gemm::problem::{BiasAndResidual, refuse};
 use crate::gemm::{Gpu, Linear, LinearOperands, SumOrder};
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 
@@ -47,7 +47,8 @@ impl Linear {
         let (n, k) = (self.n as u32, self.k as u32);
         let (a_stride, b_stride, out_stride) =
             (x.stride_arg()?, weight.stride_arg()?, out.stride_arg()?);
-        let Terms { bias, residual, residual_stride } = Terms::new(*bias, *residual)?;
+        let BiasAndResidual { bias, residual, residual_stride } =
+            BiasAndResidual::new(*bias, *residual)?;
         let (m, a, b, out) = (num_rows, x.ptr, weight.ptr, out.ptr);
         let choice = self.choose(gpu.num_sms, order, operands);
         let Some(geometry) = self.geometry(choice)? else { return Ok(None) };

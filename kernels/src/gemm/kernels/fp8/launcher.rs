@@ -7,7 +7,7 @@ use crate::gemm::config::{FP8_FAST_TILES, FP8_TWO_LEVEL_TILES, TileConfig};
 use crate::gemm::epilogue::wgmma::OutElement;
 use crate::gemm::fp8::WeightScales;
 use crate::gemm::kernels::sm90::launcher::{geometry, output_map, promoted};
-use crate::gemm::problem::{MAX_SIZE, MAX_STRIDE, Terms, check_rows, refuse, tensor_map};
+use crate::gemm::problem::{BiasAndResidual, MAX_SIZE, MAX_STRIDE, check_rows, refuse, tensor_map};
 use crate::gemm::{Gpu, Out16, Target};
 use crate::tile::element::Operand16;
 use crate::tile::weight::SCALE_BLOCK;
@@ -150,8 +150,8 @@ impl LinearFp8 {
         let Some(instance) = Instance::find(is_it) else {
             return refuse("tile rows", config.block[0], "a tile of this accumulation");
         };
-        let Terms { bias, residual, residual_stride } =
-            Terms::new(operands.bias, operands.residual)?;
+        let BiasAndResidual { bias, residual, residual_stride } =
+            BiasAndResidual::new(operands.bias, operands.residual)?;
         let (row_scales, block_scales) = match operands.weight_scales {
             WeightScales::Rows(scales) => (scales, DevicePtr::null()),
             WeightScales::Blocks(scales) => (DevicePtr::null(), scales),

@@ -3,7 +3,7 @@
 use super::gemm_sm80::{self, Instance};
 use crate::Rows;
 use crate::gemm::config::TileConfig;
-use crate::gemm::problem::Terms;
+use crate::gemm::problem::BiasAndResidual;
 use crate::gemm::{Linear16, Linear16Operands, Out16};
 use crate::tile::element::Operand16;
 use core::any::TypeId;
@@ -43,7 +43,8 @@ fn launch_to<E: Operand16, O: Output>(
     let is_it =
         |instance: Instance| (instance.t(), instance.e(), instance.o(), instance.s()) == types;
     let instance = Instance::find(is_it).ok_or(Linear16::F16_ACCUMULATORS_OF_BF16)?;
-    let Terms { bias, residual, residual_stride } = Terms::new(*bias, *residual)?;
+    let BiasAndResidual { bias, residual, residual_stride } =
+        BiasAndResidual::new(*bias, *residual)?;
     let args = gemm_sm80::Args {
         m: num_rows,
         n: arg_u32("n", linear.n)?,

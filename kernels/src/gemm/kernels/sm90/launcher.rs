@@ -5,7 +5,7 @@ use crate::Rows;
 use crate::gemm::config::TileConfig;
 use crate::gemm::config::wgmma::BLOCK_K;
 use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SUBTILE_ROWS};
-use crate::gemm::problem::{Terms, refuse, tensor_map};
+use crate::gemm::problem::{BiasAndResidual, refuse, tensor_map};
 use crate::gemm::{Linear16, Linear16Operands, Out16};
 use crate::tile::element::Operand16;
 use core::any::TypeId;
@@ -83,7 +83,8 @@ fn launch_to<E: Operand16, O: OutElement>(
     let types = (config.tile, TypeId::of::<E>(), TypeId::of::<O>());
     let is_it = |instance: Instance| (instance.t(), instance.e(), instance.o()) == types;
     let instance = Instance::find(is_it).ok_or(Linear16::F16_ACCUMULATORS_OF_BF16)?;
-    let Terms { bias, residual, residual_stride } = Terms::new(operands.bias, operands.residual)?;
+    let BiasAndResidual { bias, residual, residual_stride } =
+        BiasAndResidual::new(operands.bias, operands.residual)?;
     let args = gemm_f16_sm90::Args {
         num_rows,
         max_rows: linear.max_rows as u32,

@@ -8,7 +8,7 @@ use crate::gemm::epilogue::stream::{max_columns, num_partials};
 use crate::gemm::kernels::streamed::gemm_16_streamed::Instance as StreamedInstance;
 use crate::gemm::mainloop::stream::{K_PER_LOAD, TILE_MN};
 use crate::gemm::operand::normed;
-use crate::gemm::problem::{ScaleArgs, Terms, refuse};
+use crate::gemm::problem::{BiasAndResidual, ScaleArgs, refuse};
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Target};
 use crate::tile::element::Operand16;
 use crate::tile::weight::WeightElement;
@@ -113,7 +113,7 @@ pub struct Args<E> {
     pub k: u32,
     pub input: InputArgs,
     pub weight_stride: u32,
-    pub terms: Terms,
+    pub terms: BiasAndResidual,
     pub out: DevicePtr<E>,
     pub out_f32: DevicePtr<f32>,
     pub out_stride: u32,
@@ -244,7 +244,7 @@ impl SmallM16 {
             k: arg_u32("k", self.0.k)?,
             input: self.input(operands)?,
             weight_stride,
-            terms: Terms::new(operands.bias, operands.residual)?,
+            terms: BiasAndResidual::new(operands.bias, operands.residual)?,
             out,
             out_f32,
             out_stride,

@@ -5,7 +5,7 @@ use super::{NUM_THREADS, Rows8, Rows16, Rows32, WARPGROUP_COLUMNS};
 use crate::gemm::config::wgmma::{BLOCK_K, MAX_SHARED_BYTES, ROW_BYTES};
 use crate::gemm::mainloop::accumulators::Accumulators;
 use crate::gemm::mainloop::wgmma_swapped::{SWIZZLE_ROWS, stage_columns};
-use crate::gemm::problem::{Terms, refuse, tensor_map};
+use crate::gemm::problem::{BiasAndResidual, refuse, tensor_map};
 use crate::gemm::{Gpu, Linear16, Linear16Operands};
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::Pipeline;
@@ -98,8 +98,8 @@ impl Swapped16 {
         let x_map = maps(&tensor_map(&x, [max_rows, k], [x_rows, block_k]));
         let weight_map = maps(&tensor_map(&operands.weight, [n, k], [columns, block_k]));
         let (out, out_f32, out_stride) = operands.out.args()?;
-        let Terms { bias, residual, residual_stride } =
-            Terms::new(operands.bias, operands.residual)?;
+        let BiasAndResidual { bias, residual, residual_stride } =
+            BiasAndResidual::new(operands.bias, operands.residual)?;
         let args = gemm_16_swapped::Args {
             num_rows,
             n: n as u32,

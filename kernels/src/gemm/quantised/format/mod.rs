@@ -92,22 +92,22 @@ impl Source for Shared<u8> {
 
 /// Global memory that may be absent: all words of it are zeros.
 #[derive(Clone, Copy)]
-pub struct Maybe {
+pub struct OptionalGlobal {
     memory: Global<u8>,
-    is_there: bool,
+    exists: bool,
 }
 
-impl Source for Maybe {
+impl Source for OptionalGlobal {
     #[inline(always)]
     unsafe fn words<const N: usize>(self, bytes: u32) -> [u32; N] {
         let words = self.memory.wrapping_add(bytes as usize).cast::<u32>();
         // SAFETY: the caller's promise.
-        unsafe { words.stream_vec_if(0, self.is_there) }
+        unsafe { words.stream_vec_if(0, self.exists) }
     }
 
     #[inline(always)]
     fn from(self, bytes: u32) -> Self {
-        Maybe { memory: self.memory.wrapping_add(bytes as usize), ..self }
+        OptionalGlobal { memory: self.memory.wrapping_add(bytes as usize), ..self }
     }
 }
 

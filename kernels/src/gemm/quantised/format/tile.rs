@@ -1,6 +1,6 @@
 //! The tiles of a weight, and where they are.
 
-use super::{Format, Maybe, TILE_K, TILE_UNITS, UNIT_K};
+use super::{Format, OptionalGlobal, TILE_K, TILE_UNITS, UNIT_K};
 use cuda_std::cp_async::copy_vec;
 use cuda_std::prelude::*;
 use cuda_std::unroll;
@@ -90,7 +90,7 @@ impl TilePtr {
     #[inline(always)]
     pub unsafe fn load_scales<F: Format>(&self) -> F::Loaded {
         // SAFETY: there is a tile, by the condition.
-        unsafe { F::load_scales(Maybe { memory: self.tile, is_there: self.num_units > 0 }) }
+        unsafe { F::load_scales(OptionalGlobal { memory: self.tile, exists: self.num_units > 0 }) }
     }
 
     /// Issues the loads of the lane's quants of unit `unit`; zeros if there is none.
@@ -101,9 +101,9 @@ impl TilePtr {
     pub unsafe fn load_unit<F: Format>(&self, unit: usize) -> F::Unit {
         let at = F::SCALE_BYTES + unit as u32 * F::UNIT_BYTES;
         let memory = self.tile.wrapping_add(at as usize);
-        let is_there = (unit as u32) < self.num_units;
+        let exists = (unit as u32) < self.num_units;
         // SAFETY: inside the tile, by the condition.
-        unsafe { F::load_unit(Maybe { memory, is_there }) }
+        unsafe { F::load_unit(OptionalGlobal { memory, exists }) }
     }
 
     /// Issues the loads of the whole tile.

@@ -53,10 +53,10 @@ pub struct Output {
     /// `[rows, n]`, or null.
     pub residual: Global<f32>,
     pub residual_stride: u32,
-    /// `[rows, n]`, if `single` is null.
+    /// `[rows, n]`, if `f32` is null.
     pub half: GlobalMut<f16>,
     /// `[rows, n]`, or null.
-    pub single: GlobalMut<f32>,
+    pub f32: GlobalMut<f32>,
     pub stride: u32,
 }
 
@@ -141,16 +141,16 @@ impl Output {
                 }
             }
             let [a, b, c, d] = values;
-            let is_single = self.single.address() != 0;
+            let is_single = self.f32.address() != 0;
             if is_vector && is_single {
-                self.single.set_vec(out_at, values);
+                self.f32.set_vec(out_at, values);
             } else if is_vector {
                 let words = [f16::pack(a, b), f16::pack(c, d)];
                 self.half.cast::<u32>().set_vec(out_at / 2, words);
             } else {
                 for i in 0..VEC as usize {
                     if (i as u32) < num_columns && is_single {
-                        self.single.set(out_at + i, values[i]);
+                        self.f32.set(out_at + i, values[i]);
                     } else if (i as u32) < num_columns {
                         self.half.set(out_at + i, convert::f32_to_f16(values[i]));
                     }
@@ -163,7 +163,7 @@ impl Output {
     #[inline(always)]
     fn is_vector(&self) -> bool {
         let strides = self.n | self.stride | self.residual_stride;
-        let addresses = self.bias.address() | self.residual.address() | self.single.address();
+        let addresses = self.bias.address() | self.residual.address() | self.f32.address();
         strides.is_multiple_of(VEC)
             && addresses.is_multiple_of(16)
             && self.half.address().is_multiple_of(8)

@@ -8,7 +8,7 @@ use super::wgmma::{
 use super::{BLOCK_COLUMNS, MMA_THREADS, num_rows_of};
 use crate::Rows;
 use crate::activation::{gate_arg, num_parts};
-use crate::gemm::problem::{Terms, tensor_map};
+use crate::gemm::problem::{BiasAndResidual, tensor_map};
 use crate::gemm::quantised::format::{TILE_K, UNIT_K};
 use crate::gemm::quantised::packed::{check, instance_of};
 use crate::gemm::quantised::{BlockFormat, QuantisedOperands};
@@ -47,7 +47,7 @@ struct Args {
     k: u32,
     gate: u32,
     weight: DevicePtr<u8>,
-    terms: Terms,
+    terms: BiasAndResidual,
     out: DevicePtr<f16>,
     out_f32: DevicePtr<f32>,
     out_stride: u32,
@@ -84,7 +84,7 @@ impl QuantisedPrompt {
             k: arg_u32("k", self.k)?,
             gate: gate_arg(self.gate),
             weight,
-            terms: Terms::new(bias, residual)?,
+            terms: BiasAndResidual::new(bias, residual)?,
             out,
             out_f32,
             out_stride,

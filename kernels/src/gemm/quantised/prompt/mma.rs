@@ -207,7 +207,7 @@ pub unsafe fn gemm_f16_prompt_mma<F: Format>(
             residual,
             residual_stride,
             half: out,
-            single: out_f32,
+            f32: out_f32,
             stride: out_stride,
         };
         output.store::<REGS, 1>(staging);

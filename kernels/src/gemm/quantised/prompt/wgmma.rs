@@ -205,7 +205,7 @@ pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const
             residual,
             residual_stride,
             half: out,
-            single: out_f32,
+            f32: out_f32,
             stride: out_stride,
         };
         // SAFETY: a lane writes its own accumulators; all are written before they are read, and no

@@ -152,7 +152,7 @@ pub struct Outputs {
 
 /// The terms that are added to an output.
 #[derive(Clone, Copy, Default)]
-pub struct Terms {
+pub struct BiasAndResidual {
     pub bias: f32,
     /// The bias of up, or the residual.
     pub other: f32,
@@ -176,7 +176,7 @@ impl Outputs {
     /// # Safety
     /// 1. The operands are as the kernel requires.
     #[inline(always)]
-    pub unsafe fn first_terms(&self, rows: [u32; 2]) -> Terms {
+    pub unsafe fn first_terms(&self, rows: [u32; 2]) -> BiasAndResidual {
         // SAFETY: there is one count.
         unsafe { self.terms(self.output(thread::thread_idx_x(), rows, self.num_rows.get(0))) }
     }
@@ -201,10 +201,10 @@ impl Outputs {
     /// # Safety
     /// 1. The operands are as the kernel requires.
     #[inline(always)]
-    unsafe fn terms(&self, output: Output) -> Terms {
+    unsafe fn terms(&self, output: Output) -> BiasAndResidual {
         let Output { row, column, is_inside, .. } = output;
         let Epilogue { n, bias, residual, residual_stride, .. } = self.epilogue;
-        let mut terms = Terms::default();
+        let mut terms = BiasAndResidual::default();
         // SAFETY: row and column are inside.
         unsafe {
             if is_inside && !bias.is_null() {
@@ -227,7 +227,12 @@ impl Outputs {
     /// # Safety
     /// 1. All warps have stored their partial sums. No other block accesses these outputs.
     #[inline(always)]
-    pub unsafe fn store(&self, [first, len]: [u32; 2], partials: &Partials, mut terms: Terms) {
+    pub unsafe fn store(
+        &self,
+        [first, len]: [u32; 2],
+        partials: &Partials,
+        mut terms: BiasAndResidual,
+    ) {
         let Epilogue { out, out_f32, out_stride, .. } = self.epilogue;
         let mut at = late_thread_idx();
         // Again, from L1: the main loop has no register for it.

@@ -25,7 +25,7 @@ use super::norm::Norm;
 use super::{NUM_THREADS, NUM_WARPS};
 use crate::activation::GateArg;
 use cuda_std::prelude::*;
-use epilogue::{Outputs, Partials, TERMS_BYTES, Terms};
+use epilogue::{BiasAndResidual, Outputs, Partials, TERMS_BYTES};
 use half::f16;
 use input::{Input, SQUARE_SUMS_BYTES};
 use mainloop::multiply;
@@ -183,7 +183,7 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
             num_rows,
             epilogue: Epilogue { n, bias, residual, residual_stride, out, out_f32, out_stride },
         };
-        if TILES_M == 1 && norm.is_there() {
+        if TILES_M == 1 && norm.exists() {
             input.copy_normed(&norm, norm_weights, k_warp, copied_rows, square_sums);
         } else {
             input.copy(k_warp, copied_rows);
@@ -233,7 +233,7 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
             // 4. Epilogue.
             thread::sync_threads();
             let [bias, other] = terms_smem.get_vec(2 * thread::thread_idx_x());
-            outputs.store([first, len], &partials, Terms { bias, other });
+            outputs.store([first, len], &partials, BiasAndResidual { bias, other });
             first += len;
             if first < rows.len {
                 // All threads have read the partial sums.

@@ -1,11 +1,12 @@
-//! Turns of the consumer warpgroups to issue MMAs, by named barriers.
+//! Ping-pong scheduling (arXiv:2407.08608, section 3.1): the consumer warpgroups issue their MMAs in turn,
+//! by named barriers.
 
 use cuda_std::prelude::*;
 
 /// Waits until it is this warpgroup's turn to issue MMAs.
 #[inline(always)]
 #[track_caller]
-pub(super) fn wait_turn(consumers: u32, warpgroup: u32) {
+pub(super) fn wait(consumers: u32, warpgroup: u32) {
     match (consumers, warpgroup) {
         (_, 0) => barrier::sync::<1, 256>(),
         (2, _) | (_, 1) => barrier::sync::<2, 256>(),
@@ -16,7 +17,7 @@ pub(super) fn wait_turn(consumers: u32, warpgroup: u32) {
 /// Lets the next warpgroup issue its MMAs.
 #[inline(always)]
 #[track_caller]
-pub(super) fn end_turn(consumers: u32, warpgroup: u32) {
+pub(super) fn pass_on(consumers: u32, warpgroup: u32) {
     match (consumers, warpgroup) {
         (_, 0) => barrier::arrive::<2, 256>(),
         (3, 1) => barrier::arrive::<3, 256>(),
@@ -27,6 +28,6 @@ pub(super) fn end_turn(consumers: u32, warpgroup: u32) {
 /// Gives the first turn to the first warpgroup: the last one calls this once.
 #[inline(always)]
 #[track_caller]
-pub(super) fn start_turns() {
+pub(super) fn start() {
     barrier::arrive::<1, 256>();
 }

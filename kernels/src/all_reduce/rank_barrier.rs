@@ -1,23 +1,23 @@
-//! Meetings of the same block of all ranks, around its accesses to tensors of peers.
+//! Barriers of the same block of all ranks, around its accesses to tensors of peers.
 
 use crate::all_reduce::channel::select;
 use crate::all_reduce::{MAX_WORLD, next_epoch};
 use cuda_std::atomic::Scope;
-use cuda_std::peer::Patience;
+use cuda_std::peer::SpinLimit;
 use cuda_std::prelude::*;
 
-/// Most blocks that meet, at most one for each SM: more than enough bytes are in flight.
+/// Most blocks that wait for their like, at most one for each SM: more than enough bytes are in flight.
 pub(crate) const MAX_BLOCKS: u32 = 128;
 
-/// Words of the flags of a workspace: a flag of each rank for both meetings of each block.
+/// Words of the flags of a workspace: a flag of each rank for both barriers of each block.
 pub(crate) const fn num_flags(world: usize) -> usize {
     2 * MAX_BLOCKS as usize * world
 }
 
-/// The two meetings of a block in one epoch: before its first access, as peers may still use what
+/// The two barriers of a block in one epoch: before its first access, as peers may still use what
 /// it overwrites, and write what it reads, and after its last one.
 #[derive(Clone, Copy)]
-pub(super) struct Meetings<const WORLD: usize> {
+pub(super) struct RankBarriers<const WORLD: usize> {
     rank: usize,
     block: u32,
     epoch: u32,
@@ -25,8 +25,8 @@ pub(super) struct Meetings<const WORLD: usize> {
     flags: [GlobalMut<u32>; WORLD],
 }
 
-impl<const WORLD: usize> Meetings<WORLD> {
-    /// The first meeting, in the block's next epoch.
+impl<const WORLD: usize> RankBarriers<WORLD> {
+    /// The first barrier, in the block's next epoch.
     ///
     /// # Safety
     /// 1. `rank` is under `WORLD`, the block under [`MAX_BLOCKS`]. `epochs` and the first `WORLD` of
@@ -44,22 +44,22 @@ impl<const WORLD: usize> Meetings<WORLD> {
         unsafe {
             let epoch = next_epoch(epochs.get(block as usize));
             let flags = core::array::from_fn(|p| flags[p]);
-            let meetings = Meetings { rank: rank as usize, block, epoch, epochs, flags };
-            meetings.meet(0);
-            meetings
+            let barriers = RankBarriers { rank: rank as usize, block, epoch, epochs, flags };
+            barriers.sync(0);
+            barriers
         }
     }
 
     /// The second one.
     ///
     /// # Safety
-    /// As of [`Meetings::begin`].
+    /// As of [`RankBarriers::begin`].
     #[inline(always)]
     #[track_caller]
     pub unsafe fn end(self) {
         // SAFETY: the caller's promise; all threads have read the epoch.
         unsafe {
-            self.meet(1);
+            self.sync(1);
             if thread::thread_idx_x() == 0 {
                 self.epochs.set(self.block as usize, self.epoch);
             }
@@ -70,23 +70,23 @@ impl<const WORLD: usize> Meetings<WORLD> {
     /// ordered before what all do afterwards.
     ///
     /// # Safety
-    /// As of [`Meetings::begin`].
+    /// As of [`RankBarriers::begin`].
     #[inline(always)]
     #[track_caller]
-    unsafe fn meet(&self, meeting: u32) {
-        let Meetings { rank, block, epoch, flags, .. } = *self;
-        let first = (meeting * MAX_BLOCKS + block) as usize * WORLD;
+    unsafe fn sync(&self, barrier: u32) {
+        let RankBarriers { rank, block, epoch, flags, .. } = *self;
+        let first = (barrier * MAX_BLOCKS + block) as usize * WORLD;
         // The release of a thread covers what the block's other threads did before the barrier.
         thread::sync_threads();
         let peer = thread::thread_idx_x() as usize;
         if peer < WORLD && peer != rank {
-            // SAFETY: a flag for each rank, block and meeting: the caller's promise.
+            // SAFETY: a flag for each rank, block and barrier: the caller's promise.
             unsafe {
                 select(&flags, peer).store_release(first + rank, epoch, Scope::System);
                 let own = select(&flags, rank);
-                let mut patience = Patience::new();
+                let mut spins = SpinLimit::new();
                 while own.load_acquire(first + peer, Scope::System) != epoch {
-                    patience.wait();
+                    spins.wait();
                 }
             }
         }
