@@ -503,6 +503,11 @@ fn what_no_kernel_computes_is_refused() {
             |layer, at| (layer.gate, at.out_is_f32) = (SILU, true),
             "output bits is 32: expected 16 for a gated layer",
         ),
+        (
+            8,
+            |layer, _| layer.input = Input::Gated(Activation::Silu),
+            "gates before the layer is 1: expected none where rows are not rounded",
+        ),
     ];
     for gpu in [Gpu::HOPPER, A100] {
         refuse(Case { kernel: on(gpu), ..Case::ONE_ROW }, refusals);
