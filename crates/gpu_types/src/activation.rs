@@ -33,7 +33,7 @@ macro_rules! activations {
                 }
             }
 
-            /// Its names in `config.json`; GGUF has none.
+            /// Names of the activation in `config.json`; GGUF has none.
             pub const fn config_names(self) -> &'static [&'static str] {
                 match self {
                     $(Activation::$activation => &$config_names,)*
