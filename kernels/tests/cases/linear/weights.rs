@@ -120,10 +120,13 @@ impl SmallFloats {
         SmallFloats { largest: scales.map(largest).collect(), field }
     }
 
-    /// The scale with which the largest element is nearest to that with `factor`, in f16.
+    /// The scale with which the largest element is nearest to that with `factor`, in f16; of zero for
+    /// zero alone.
     fn nearest(&self, factor: f32) -> u8 {
-        let off = |scale: &u8| (self.largest[usize::from(*scale)] - 8.0 * factor.abs()).abs();
-        (0..=255).min_by(|a, b| off(a).total_cmp(&off(b))).expect("256 of them")
+        let largest = |scale: u8| self.largest[usize::from(scale)];
+        let off = |scale: &u8| (largest(*scale) - 8.0 * factor.abs()).abs();
+        let scales = (0..=255).filter(|&scale| factor == 0.0 || largest(scale) > 0.0);
+        scales.min_by(|a, b| off(a).total_cmp(&off(b))).expect("some are not zero")
     }
 }
 
