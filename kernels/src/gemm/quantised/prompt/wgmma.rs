@@ -49,7 +49,7 @@ const fn barriers_at(regs: usize) -> u32 {
 /// # Safety
 /// 1. `num_rows` is one element, at most the rows of x, written by no launch that this one
 ///    overlaps; the output and `residual` hold that many rows at their strides. `weight` holds the
-///    tiles of as many weights `[n, k]` of the format `F` as `gate`, a [`GateArg`], has parts, 16-byte
+///    tiles of as many weights `[n, k]` of the format `F` as `gate`, a `GateArg`, has parts, 16-byte
 ///    aligned, and `bias` an element for each of their rows. `bias` and `residual` may be null. The
 ///    output is `out_f32`, or `out` if `out_f32` is null.
 /// 2. `x` is the tensor map of x, of `k` columns, in boxes of `2 * REGS` rows and 64 columns, with

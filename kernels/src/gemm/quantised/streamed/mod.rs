@@ -101,7 +101,7 @@ impl BlockRows {
 /// # Safety
 /// 1. `num_rows` is one element, at most `max_rows`, which is from 1 to `8 * TILES_M`. `x` holds
 ///    `max_rows` rows, the output and `residual` `num_rows`, at their strides; `weight` holds the
-///    tiles of as many weights `[n, k]` of the format `F` as `gate`, a [`GateArg`], has parts, a row
+///    tiles of as many weights `[n, k]` of the format `F` as `gate`, a `GateArg`, has parts, a row
 ///    of tiles in `row_bytes`, and `bias` an element for each of their rows. `bias` and `residual`
 ///    may be null. The output is `out_f32`, or `out` if `out_f32` is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
