@@ -16,7 +16,7 @@ use end_to_end::EndToEndArgs;
 use fusion::FusionArgs;
 use kernels::KernelsArgs;
 use long_context::LongContextArgs;
-use serve::ServeArgs;
+use serve::BenchServeArgs;
 
 const EXAMPLES: &str = "\
 Every combination of the values is a row, named as by llama-bench: pp512 computes a prompt of 512
@@ -35,7 +35,7 @@ Examples:
 /// Arguments of `halfwarp bench`.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
-pub struct Args {
+pub struct BenchArgs {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
@@ -55,13 +55,13 @@ enum Command {
     /// ultra-mega-long context").
     LongContext(LongContextArgs),
     /// Verify and time attention of 1 x 8 x 512 x 64; without a GPU, verify it on the emulator.
-    Mission(mission::Args),
+    Mission(mission::MissionArgs),
     /// Send requests to an OpenAI server, and time what its clients see.
-    Serve(ServeArgs),
+    Serve(BenchServeArgs),
 }
 
 /// Runs a benchmark and prints its figures.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     match &args.command {
         None => end_to_end::run(&args.end_to_end),
         Some(Command::Kernels(args)) => kernels::run(args),

@@ -30,7 +30,7 @@ Examples:
 /// Arguments of `halfwarp chat`.
 #[derive(clap::Args)]
 #[command(after_help = COMMANDS)]
-pub struct Args {
+pub struct ChatArgs {
     /// The system prompt
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Prompt")]
     system: Option<String>,
@@ -43,7 +43,7 @@ pub struct Args {
 }
 
 /// Reads a message, answers it, and so on until the input ends.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let mut chat = Chat::open(args)?;
     let device = chat.engine.describe_device();
     terminal::note(format_args!("{device}\n/help lists the commands, Ctrl-D ends the chat"));
@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// A model and what was said with it.
 struct Chat<'a> {
-    args: &'a Args,
+    args: &'a ChatArgs,
     model: Arc<Model>,
     engine: Engine,
     conversation: Conversation,
@@ -80,7 +80,7 @@ struct Chat<'a> {
 
 impl<'a> Chat<'a> {
     /// Loads the model. One that cannot chat says so before its weights are loaded.
-    fn open(args: &'a Args) -> Result<Self, Failure> {
+    fn open(args: &'a ChatArgs) -> Result<Self, Failure> {
         let model = args.engine.open_model()?;
         let conversation = Conversation::new(args.system.as_deref());
         let mut hello = conversation.clone();
@@ -170,7 +170,7 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        args: Args,
+        args: ChatArgs,
     }
 
     /// The answers to `questions` of the default model, and how they were computed.

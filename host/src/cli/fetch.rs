@@ -5,13 +5,13 @@ use model_cache::{Cache, DEFAULT, FetchedModel, MODELS, Progress};
 
 /// Arguments of `halfwarp fetch`.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct FetchArgs {
     /// The model [default: smollm2-135m-instruct]
     name: Option<String>,
 }
 
 /// Fetches a model into the cache, unless it is there, and prints the path of its file.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &FetchArgs) -> Result<(), Failure> {
     let model = match &args.name {
         None => DEFAULT,
         Some(name) => FetchedModel::named(name).ok_or_else(|| {

@@ -4,7 +4,7 @@ use super::{
     failure::Failure,
     grammar::GrammarArgs,
     model::EngineArgs,
-    prompt::{ChatArgs, PromptArgs},
+    prompt::{ConversationArgs, PromptArgs},
     sampling::SamplingArgs,
     session::{self, End, Generation, Reading, Timings},
     terminal::{self, Thoughts},
@@ -26,11 +26,11 @@ Examples:
 /// Arguments of `halfwarp generate`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct GenerateArgs {
     #[command(flatten)]
     prompt: PromptArgs,
     #[command(flatten)]
-    chat: ChatArgs,
+    chat: ConversationArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -74,7 +74,7 @@ struct Output<'a> {
 }
 
 /// Generates, and streams the text to stdout.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let model = args.engine.open_model()?;
     let prompt = args.prompt.chat_token_ids(&args.chat, &model)?;
     let mut request = args.sampling.request(&model, prompt);

@@ -16,7 +16,7 @@ Examples:
 /// Arguments of `halfwarp logits`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct LogitsArgs {
     #[command(flatten)]
     prompt: PromptArgs,
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub struct Args {
 }
 
 /// Runs the prompt through the model once, and writes the logits of every position.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &LogitsArgs) -> Result<(), Failure> {
     let model = args.engine.open_model()?;
     let request = Request { prompt: args.prompt.token_ids(&model)?, ..Request::default() };
     output_file::check(&args.output)?;

@@ -6,7 +6,7 @@ use halfwarp::exec::{cuda, default_cubin_dir};
 
 /// Arguments of `halfwarp bench mission`.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct MissionArgs {
     /// Type of the operands
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     dtype: Operands,
@@ -20,7 +20,7 @@ pub struct Args {
 
 /// Verifies and times the kernels, full and causal; without a GPU they are verified on
 /// the emulator.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &MissionArgs) -> Result<(), Failure> {
     let gpu = args.gpu.or_else(cuda::first_device);
     if !args.jsonl {
         terminal::print(&heading(args.dtype))?;

@@ -57,44 +57,44 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Continue a prompt, or answer it with --chat.
-    Generate(generate::Args),
+    Generate(generate::GenerateArgs),
     /// Talk with a model.
-    Chat(chat::Args),
+    Chat(chat::ChatArgs),
     /// Serve a model over HTTP, as the OpenAI API has it.
     #[cfg(feature = "server")]
-    Serve(serve::Args),
+    Serve(serve::ServeArgs),
     /// Fetch the default model into the cache.
-    Fetch(fetch::Args),
+    Fetch(fetch::FetchArgs),
     /// Pull a model from the Hugging Face Hub into the cache that Python's tools share.
-    Pull(pull::Args),
+    Pull(pull::PullArgs),
     /// List the models that are in the caches.
     List,
     /// Delete a model from its cache.
-    Rm(rm::Args),
+    Rm(rm::RmArgs),
     /// Write the logits of every position of a text to a file.
-    Logits(logits::Args),
+    Logits(logits::LogitsArgs),
     /// Measure how well a model predicts a text.
     Perplexity(perplexity::Args),
     /// Compare f16 with f32 on a device: speed, memory, logits, every layer, a haiku; the exit code
     /// is 1 beyond a bound.
-    Validate(validate::Args),
+    Validate(validate::ValidateArgs),
     /// Write a model as GGUF, with its weights in fewer bits.
     Quantize(quantize::Args),
     /// Turn a text into token ids, or token ids into a text.
-    Tokenize(tokenize::Args),
+    Tokenize(tokenize::TokenizeArgs),
     /// Time a model's prompts and generated tokens, or the GPU kernels.
-    Bench(bench::Args),
+    Bench(bench::BenchArgs),
     /// Time each operation of a model's steps, beside what the device can do.
-    Profile(profile::Args),
+    Profile(profile::ProfileArgs),
     /// List, print, measure, compare and check the GPU kernels.
     #[command(subcommand)]
     Ptx(ptx::Command),
     /// Write a model of random weights in the shapes of a real one.
     #[command(hide = true)]
-    RandomModel(random_model::Args),
+    RandomModel(random_model::RandomModelArgs),
     /// Draw the plots of docs/performance.md from the rows of a directory of benches/record.
     #[command(hide = true)]
-    Plot(plot::Args),
+    Plot(plot::PlotArgs),
     /// Report GPU, CPU and models of this machine; the exit code is 1 if no model can run.
     Doctor,
     /// Print the completions of a shell.

@@ -15,7 +15,7 @@ const PEERS: [(&str, &str); 3] =
 
 /// Arguments of `halfwarp plot`.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct PlotArgs {
     /// Directory of a GPU in benches/record
     #[arg(value_hint = clap::ValueHint::DirPath)]
     record: PathBuf,
@@ -25,7 +25,7 @@ pub struct Args {
 }
 
 /// Writes the plots.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &PlotArgs) -> Result<(), Failure> {
     for (name, chart) in charts(&args.record)? {
         let (path, svg) = (args.out.join(name), chart.svg()?);
         output_file::check(&path)?;

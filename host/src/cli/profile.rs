@@ -31,7 +31,7 @@ const DEFAULT_PROMPT: usize = 512;
 /// Arguments of `halfwarp profile`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct ProfileArgs {
     #[command(flatten)]
     engine: EngineArgs,
     /// Tokens of the prompt [default: 512, or less where the model's context is shorter]
@@ -74,7 +74,7 @@ enum Step {
 }
 
 /// Profiles a prompt and a decode step, prints the sums, and writes what was asked for.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &ProfileArgs) -> Result<(), Failure> {
     let files = [&args.csv, &args.json, &args.chrome_trace];
     files.into_iter().flatten().try_for_each(|path| output_file::check(path))?;
     if args.counters && args.collect.is_none() {
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-impl Args {
+impl ProfileArgs {
     /// The sizes of both steps, and an engine for them.
     fn open(
         &self,

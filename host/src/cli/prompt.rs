@@ -31,7 +31,7 @@ pub struct PromptArgs {
 /// The arguments that make a prompt a conversation.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Prompt")]
-pub struct ChatArgs {
+pub struct ConversationArgs {
     /// Render the prompt with the model's chat template
     #[arg(long, conflicts_with = "tokens")]
     chat: bool,
@@ -120,7 +120,7 @@ fn variables(json: &str) -> Result<Map<String, Value>, String> {
     serde_json::from_str(json).map_err(|error| format!("expected an object of JSON: {error}"))
 }
 
-impl ChatArgs {
+impl ConversationArgs {
     /// How `model` writes its answers, if it chats and thinks before them.
     pub fn thinking_format(&self, model: &Model) -> Option<AnswerFormat> {
         self.template.thinking_format(model).filter(|_| self.chat)
@@ -148,7 +148,11 @@ impl PromptArgs {
     ///
     /// # Errors
     /// As [`PromptArgs::token_ids`]; [`Failure::Input`] for a model without a chat template.
-    pub fn chat_token_ids(&self, chat: &ChatArgs, model: &Model) -> Result<Vec<u32>, Failure> {
+    pub fn chat_token_ids(
+        &self,
+        chat: &ConversationArgs,
+        model: &Model,
+    ) -> Result<Vec<u32>, Failure> {
         if !chat.chat {
             let arguments = &chat.template;
             let given = [

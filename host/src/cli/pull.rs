@@ -21,7 +21,7 @@ Examples:
 /// Arguments of `halfwarp pull`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct PullArgs {
     /// The model: ORG/NAME, ORG/NAME:QUANT or ORG/NAME:FILE.gguf
     #[arg(value_name = "ORG/NAME[:FILE]")]
     model: String,
@@ -35,7 +35,7 @@ pub struct Args {
 /// # Errors
 /// [`Failure::Input`] for a model that is not there or not to be had, [`Failure::Environment`] for
 /// the network and the disk.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &PullArgs) -> Result<(), Failure> {
     let model: ModelRef = args.model.parse()?;
     let path = pull(&model, &args.revision)?;
     terminal::print(&format!("{}\n", path.display()))

@@ -21,7 +21,7 @@ const MODELS: [(&str, &str); 6] = [
 
 /// Arguments of `halfwarp random-model`.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct RandomModelArgs {
     /// The model whose shapes it has
     #[arg(value_parser = PossibleValuesParser::new(MODELS.map(|(name, _)| name)))]
     name: String,
@@ -34,8 +34,8 @@ pub struct Args {
 }
 
 /// Writes the model.
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let Args { name, out, mix } = args;
+pub fn run(args: &RandomModelArgs) -> Result<(), Failure> {
+    let RandomModelArgs { name, out, mix } = args;
     let json = MODELS.iter().find(|(known, _)| known == name).map_or("", |(_, json)| json);
     let file = if mix.is_some() { "model.gguf" } else { "model.safetensors" };
     let path = out.join(file);

@@ -11,7 +11,7 @@ use std::{
 
 /// Arguments of `halfwarp rm`.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct RmArgs {
     /// ORG/NAME, whose files all go, or the name of a fetched model
     name: String,
     /// Do not ask
@@ -24,7 +24,7 @@ pub struct Args {
 /// # Errors
 /// [`Failure::Input`] for what is not in a cache, or where nobody can be asked;
 /// [`Failure::Environment`] for what cannot be deleted, or is being pulled.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &RmArgs) -> Result<(), Failure> {
     let name = &args.name;
     if let Some((repo, file)) = name.split_once(':') {
         return Err(Failure::Input(format!(
@@ -55,7 +55,7 @@ fn fetched(name: &str) -> Option<(PathBuf, u64)> {
     Some((path.parent()?.to_owned(), bytes))
 }
 
-fn is_confirmed(args: &Args, dir: &Path, bytes: u64) -> Result<bool, Failure> {
+fn is_confirmed(args: &RmArgs, dir: &Path, bytes: u64) -> Result<bool, Failure> {
     let what = format!("{} ({})", dir.display(), size(bytes));
     if args.yes {
         terminal::note(format_args!("deleting {what}"));

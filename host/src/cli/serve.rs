@@ -25,7 +25,7 @@ docs/serving.md explains paths, metrics and limits.";
 /// Arguments of `halfwarp serve`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct ServeArgs {
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -113,7 +113,7 @@ fn policy() -> impl TypedValueParser<Value = SchedulingPolicy> {
 }
 
 /// Serves until SIGTERM or SIGINT.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let ServerArgs { host, port, log_level, .. } = &args.server;
     tracing_subscriber::fmt()
         .with_writer(io::stderr)

@@ -3,7 +3,7 @@
 use super::{
     failure::Failure,
     model::ModelArgs,
-    prompt::{ChatArgs, PromptArgs, text},
+    prompt::{ConversationArgs, PromptArgs, text},
     terminal,
 };
 use halfwarp::Tokenizer;
@@ -17,11 +17,11 @@ Examples:
 /// Arguments of `halfwarp tokenize`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct TokenizeArgs {
     #[command(flatten)]
     prompt: PromptArgs,
     #[command(flatten)]
-    chat: ChatArgs,
+    chat: ConversationArgs,
     #[command(flatten)]
     model: ModelArgs,
     /// One line per token: its id and its text
@@ -30,7 +30,7 @@ pub struct Args {
 }
 
 /// Prints the prompt's token ids as `--tokens` takes them; for `--tokens` the text.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let model = args.model.open()?;
     let tokenizer = &text(&model)?.tokenizer;
     let ids = args.prompt.chat_token_ids(&args.chat, &model)?;

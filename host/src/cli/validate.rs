@@ -40,7 +40,7 @@ Examples:
 /// Arguments of `halfwarp validate`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct ValidateArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Where to run: auto, cpu, cuda, cuda:N, or emulated (the GPU kernels on the CPU, checked:
@@ -75,7 +75,7 @@ pub struct Args {
 ///
 /// # Errors
 /// [`Failure::Found`] if a bound is broken; those of the engine; [`Failure::Input`] for a directory that cannot be made.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &ValidateArgs) -> Result<(), Failure> {
     if args.reference == args.candidate {
         return Err(Failure::Input(
             "--reference and --candidate are the same: there is nothing to compare".to_owned(),
@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     start_threads(args.threads)?;
     let (model, name) = (args.model.open()?, args.model.name()?);
     make_dir(&args.out)?;
-    let &Args { reference, candidate, .. } = args;
+    let &ValidateArgs { reference, candidate, .. } = args;
     let options = Options {
         reference,
         candidate,

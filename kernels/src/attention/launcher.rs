@@ -127,8 +127,8 @@ impl AttentionWorkspace {
         AttentionWorkspace { partials: DevicePtr::null(), counters: DevicePtr::null() };
 }
 
-/// The arguments that both kernels take, checked.
-pub(super) struct Args {
+/// The parameters that both kernels take, checked.
+pub(super) struct Params {
     pub(super) max_pages_per_seq: u32,
     pub(super) q_stride: u32,
     pub(super) out_stride: u32,
@@ -148,16 +148,16 @@ impl Attention {
         LaunchError::Shape { what: "head_dim", value: self.head_dim, expected: "from 1 to 256" }
     }
 
-    pub(super) fn args<E: AttentionElement>(
+    pub(super) fn params<E: AttentionElement>(
         &self,
         operands: &AttentionOperands<E>,
-    ) -> Result<Args, LaunchError> {
+    ) -> Result<Params, LaunchError> {
         let aligned = (self.head_dim * size_of::<E>()).is_multiple_of(16)
             && operands.q.is_aligned()
             && operands.out.is_aligned()
             && is_aligned(operands.k_pool)
             && is_aligned(operands.v_pool);
-        let args = self.args_of_rows(&operands.q, &operands.out, aligned)?;
+        let params = self.params_of_rows(&operands.q, &operands.out, aligned)?;
         if size_of::<E>() < size_of::<f32>() && !aligned {
             return Err(LaunchError::Shape {
                 what: "head_dim",
@@ -165,16 +165,16 @@ impl Attention {
                 expected: "a multiple of 8 in 16 bits, in rows and pools aligned to 16 bytes",
             });
         }
-        Ok(args)
+        Ok(params)
     }
 
-    /// The arguments, of rows whose alignment is checked.
-    pub(super) fn args_of_rows<Q, O>(
+    /// The parameters, of rows whose alignment is checked.
+    pub(super) fn params_of_rows<Q, O>(
         &self,
         q: &Rows<Q>,
         out: &Rows<O>,
         aligned: bool,
-    ) -> Result<Args, LaunchError> {
+    ) -> Result<Params, LaunchError> {
         if self.head_dim == 0 {
             return Err(self.head_dim_error());
         }
@@ -217,7 +217,7 @@ impl Attention {
             });
         }
         arg_u32("row width", self.num_heads.saturating_mul(self.head_dim))?;
-        Ok(Args {
+        Ok(Params {
             max_pages_per_seq: arg_u32("max_pages_per_seq", self.max_pages_per_seq)?,
             q_stride: q.stride_arg()?,
             out_stride: out.stride_arg()?,

@@ -138,7 +138,7 @@ pub enum Out16<E> {
 }
 
 impl<E: Operand16> Out16<E> {
-    /// Kernel arguments: 16-bit outputs or f32 outputs, the others null, and their row stride.
+    /// Kernel parameters: 16-bit outputs or f32 outputs, the others null, and their row stride.
     pub(super) fn args(&self) -> Result<(DevicePtr<E>, DevicePtr<f32>, u32), LaunchError> {
         Ok(match self {
             Out16::Half(out) => (out.ptr, DevicePtr::null(), out.stride_arg()?),
@@ -147,7 +147,7 @@ impl<E: Operand16> Out16<E> {
     }
 }
 
-/// Kernel arguments: what an epilogue adds, null for nothing.
+/// Kernel parameters: what an epilogue adds, null for nothing.
 pub(super) struct BiasAndResidual {
     pub bias: DevicePtr<f32>,
     pub residual: DevicePtr<f32>,
@@ -168,17 +168,17 @@ impl BiasAndResidual {
     }
 }
 
-/// Kernel arguments: the scales of a weight, null for none, and their stride.
+/// Kernel parameters: the scales of a weight, null for none, and their stride.
 #[derive(Clone, Copy)]
-pub(super) struct ScaleArgs {
+pub(super) struct ScaleParams {
     pub ptr: DevicePtr<f32>,
     /// Scales from a row of blocks to the next; 0 where each row of the weight has a scale.
     pub stride: u32,
 }
 
-impl ScaleArgs {
-    /// Arguments of a weight without scales.
-    pub const NONE: ScaleArgs = ScaleArgs { ptr: DevicePtr::null(), stride: 0 };
+impl ScaleParams {
+    /// Parameters of a weight without scales.
+    pub const NONE: ScaleParams = ScaleParams { ptr: DevicePtr::null(), stride: 0 };
 }
 
 /// Largest size: a coordinate of a box is an `i32`, and the last box may end past the tensor.

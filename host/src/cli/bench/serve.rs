@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Arguments of `halfwarp bench serve`.
 #[derive(clap::Args)]
-pub struct ServeArgs {
+pub struct BenchServeArgs {
     /// The server: halfwarp's or any other with OpenAI's /v1/completions, over http
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     url: String,
@@ -59,7 +59,7 @@ pub struct ServeArgs {
 }
 
 /// Sends the requests, and prints what came of them.
-pub fn run(args: &ServeArgs) -> Result<(), Failure> {
+pub fn run(args: &BenchServeArgs) -> Result<(), Failure> {
     let wrong = |what: String| Err(Failure::Input(what));
     if let Some(rate) = args.rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
         return wrong(format!("--rate {rate}: it has to be above 0"));

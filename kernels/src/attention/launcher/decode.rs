@@ -41,7 +41,7 @@ impl Attention {
         append: Option<&Append<E>>,
         workspace: &AttentionWorkspace,
     ) -> Result<Option<Launch>, LaunchError> {
-        let args = self.args(operands)?;
+        let params = self.params(operands)?;
         self.check_items()?;
         let append = append.unwrap_or(&Append::NONE);
         let Append { k, v, rotary_dim, .. } = append;
@@ -66,30 +66,30 @@ impl Attention {
                 num_items: seqs.num_decode_items,
                 items: seqs.decode_items,
                 block_table: seqs.block_table,
-                max_pages_per_seq: args.max_pages_per_seq,
+                max_pages_per_seq: params.max_pages_per_seq,
                 positions: append.positions,
                 slot_mapping: append.slot_mapping,
                 table: append.table,
                 rotary_dim: *rotary_dim as u32,
                 q: operands.q.untyped_ptr(),
-                q_stride: args.q_stride,
+                q_stride: params.q_stride,
                 k: k.untyped_ptr(),
                 k_stride,
                 v: v.untyped_ptr(),
                 v_stride,
                 k_pool: untyped(operands.k_pool),
                 v_pool: untyped(operands.v_pool),
-                num_heads: args.num_heads,
-                num_kv_heads: args.num_kv_heads,
-                head_dim: args.head_dim,
-                aligned: args.aligned,
+                num_heads: params.num_heads,
+                num_kv_heads: params.num_kv_heads,
+                head_dim: params.head_dim,
+                aligned: params.aligned,
                 softmax_scale: self.softmax_scale,
-                window: args.window,
+                window: params.window,
                 partial_out: workspace.partials,
                 partial_stats: workspace.partials.add(num_outputs),
                 counters: workspace.counters,
                 out: operands.out.untyped_ptr(),
-                out_stride: args.out_stride,
+                out_stride: params.out_stride,
             }
             .launch(instance, geometry)
         }))
@@ -116,9 +116,9 @@ impl Attention {
         formats: [CacheType; 2],
         workspace: &AttentionWorkspace,
     ) -> Result<Option<Launch>, LaunchError> {
-        let args = self.args(operands)?;
+        let params = self.params(operands)?;
         self.check_items()?;
-        let instance = self.quantised_instance(formats).filter(|_| args.aligned != 0);
+        let instance = self.quantised_instance(formats).filter(|_| params.aligned != 0);
         let (Some(instance), Some(dense)) = (instance, self.decode_instance(Dtype::F16)) else {
             return Err(self.head_dim_error());
         };
@@ -132,21 +132,21 @@ impl Attention {
                 num_items: seqs.num_decode_items,
                 items: seqs.decode_items,
                 block_table: seqs.block_table,
-                max_pages_per_seq: args.max_pages_per_seq,
+                max_pages_per_seq: params.max_pages_per_seq,
                 q: operands.q.untyped_ptr(),
-                q_stride: args.q_stride,
+                q_stride: params.q_stride,
                 k_pool: untyped(operands.k_pool),
                 v_pool: untyped(operands.v_pool),
-                num_heads: args.num_heads,
-                num_kv_heads: args.num_kv_heads,
-                head_dim: args.head_dim,
+                num_heads: params.num_heads,
+                num_kv_heads: params.num_kv_heads,
+                head_dim: params.head_dim,
                 softmax_scale: self.softmax_scale,
-                window: args.window,
+                window: params.window,
                 partial_out: workspace.partials,
                 partial_stats: workspace.partials.add(num_outputs),
                 counters: workspace.counters,
                 out: operands.out.untyped_ptr(),
-                out_stride: args.out_stride,
+                out_stride: params.out_stride,
             }
             .launch(instance, geometry)
         }))

@@ -89,31 +89,31 @@ impl Attention {
         if self.splits_prefill(gpu, E::DTYPE) {
             return self.prefill_cluster(gpu, seqs, operands);
         }
-        let args = self.args(operands)?;
+        let params = self.params(operands)?;
         let max_items = self.max_prefill_items(gpu, E::DTYPE);
         if let Some(tile) = self.sm90_tile(gpu, E::DTYPE) {
-            let arguments = sm90::Arguments {
+            let launch_params = sm90::Params {
                 dtype: E::DTYPE,
                 num_items: seqs.num_prefill_items,
                 items: seqs.prefill_items,
                 max_items,
                 counters: workspace.counters,
                 block_table: seqs.block_table,
-                max_pages_per_seq: args.max_pages_per_seq,
+                max_pages_per_seq: params.max_pages_per_seq,
                 max_tokens: self.max_tokens,
                 num_pages: self.num_pages,
-                num_heads: args.num_heads,
-                num_kv_heads: args.num_kv_heads,
-                head_dim: args.head_dim,
+                num_heads: params.num_heads,
+                num_kv_heads: params.num_kv_heads,
+                head_dim: params.head_dim,
                 softmax_scale: self.softmax_scale,
-                window: args.window,
+                window: params.window,
                 q: operands.q.untyped(),
                 pools: [operands.k_pool, operands.v_pool].map(untyped),
                 out: operands.out.untyped(),
                 lse: DevicePtr::null(),
                 partials: workspace.partials,
             };
-            return tile.launch(gpu.num_sms, &arguments, maps);
+            return tile.launch(gpu.num_sms, &launch_params, maps);
         }
         let instance = self.prefill_instance(E::DTYPE).ok_or_else(|| self.head_dim_error())?;
         let shared_bytes = prefill::shared_bytes::<E>(instance.rows(), instance.panels());
@@ -123,19 +123,19 @@ impl Attention {
                 num_items: seqs.num_prefill_items,
                 items: seqs.prefill_items,
                 block_table: seqs.block_table,
-                max_pages_per_seq: args.max_pages_per_seq,
+                max_pages_per_seq: params.max_pages_per_seq,
                 q: operands.q.untyped_ptr(),
-                q_stride: args.q_stride,
+                q_stride: params.q_stride,
                 k_pool: untyped(operands.k_pool),
                 v_pool: untyped(operands.v_pool),
-                num_heads: args.num_heads,
-                num_kv_heads: args.num_kv_heads,
-                head_dim: args.head_dim,
-                aligned: args.aligned,
+                num_heads: params.num_heads,
+                num_kv_heads: params.num_kv_heads,
+                head_dim: params.head_dim,
+                aligned: params.aligned,
                 softmax_scale: self.softmax_scale,
-                window: args.window,
+                window: params.window,
                 out: operands.out.untyped_ptr(),
-                out_stride: args.out_stride,
+                out_stride: params.out_stride,
             }
             .launch(instance, geometry)
         }))

@@ -1,6 +1,6 @@
 //! The launch of prefill in FP8.
 
-use super::super::sm90::fp8::{Arguments, Mode, TileConfig};
+use super::super::sm90::fp8::{Mode, Params, TileConfig};
 use super::super::work::PrefillItem;
 use super::super::work_list::{ItemWords, SeqLens};
 use super::{Attention, AttentionOperands, SeqInputs};
@@ -93,26 +93,26 @@ impl AttentionFp8 {
             return Err(LaunchError::Shape { what: "row stride", value: q.row_stride, expected });
         }
         // What is checked of 16-bit operands is the same here, with the output's rows.
-        let args = self.attention.args(&AttentionOperands::<f16> {
+        let params = self.attention.params(&AttentionOperands::<f16> {
             q: out,
             k_pool: DevicePtr::new(k_pool.0),
             v_pool: DevicePtr::new(v_pool.0),
             out,
         })?;
-        let arguments = Arguments {
+        let launch_params = Params {
             num_items: seqs.num_prefill_items,
             items: seqs.prefill_items,
             max_items: self.max_prefill_items()?,
             counters,
             block_table: seqs.block_table,
-            max_pages_per_seq: args.max_pages_per_seq,
+            max_pages_per_seq: params.max_pages_per_seq,
             max_tokens: self.attention.max_tokens,
             num_pages: self.attention.num_pages,
-            num_heads: args.num_heads,
-            num_kv_heads: args.num_kv_heads,
-            head_dim: args.head_dim,
+            num_heads: params.num_heads,
+            num_kv_heads: params.num_kv_heads,
+            head_dim: params.head_dim,
             softmax_scale: self.attention.softmax_scale,
-            window: args.window,
+            window: params.window,
             q_scale: operands.q_scale,
             k_scale: operands.k_scale,
             v_scale: operands.v_scale,
@@ -121,6 +121,6 @@ impl AttentionFp8 {
             out,
             lse: operands.lse,
         };
-        tile.launch(gpu.num_sms, &arguments, maps)
+        tile.launch(gpu.num_sms, &launch_params, maps)
     }
 }

@@ -43,8 +43,8 @@ pub struct TokenInputs {
     pub block_table: DevicePtr<u32>,
 }
 
-/// The arguments that several kernels take, checked.
-struct Args {
+/// The parameters that several kernels take, checked.
+struct Params {
     max_pages_per_seq: u32,
     num_heads: u32,
     num_kv_heads: u32,
@@ -74,7 +74,7 @@ impl MaterializedAttention {
         k_pool: DevicePtr<E>,
         scores: DevicePtr<f32>,
     ) -> Result<Option<Launch>, LaunchError> {
-        let args = self.args()?;
+        let params = self.params()?;
         let q_stride = q.stride_arg()?;
         let aligned = self.is_aligned::<E>() && q.is_aligned() && is_aligned(k_pool);
         let geometry = self.geometry([self.num_kv_heads, self.max_pages_per_seq])?;
@@ -92,18 +92,18 @@ impl MaterializedAttention {
                 cu_seqlens_q: inputs.cu_seqlens_q,
                 kv_lens: inputs.kv_lens,
                 block_table: inputs.block_table,
-                max_pages_per_seq: args.max_pages_per_seq,
+                max_pages_per_seq: params.max_pages_per_seq,
                 q: q.untyped_ptr(),
                 q_stride,
                 k_pool: untyped(k_pool),
                 scores,
-                num_heads: args.num_heads,
-                num_kv_heads: args.num_kv_heads,
-                head_dim: args.head_dim,
-                key_lanes: args.key_lanes,
+                num_heads: params.num_heads,
+                num_kv_heads: params.num_kv_heads,
+                head_dim: params.head_dim,
+                key_lanes: params.key_lanes,
                 softmax_scale: self.softmax_scale,
-                causal: args.causal,
-                window: args.window,
+                causal: params.causal,
+                window: params.window,
                 aligned: aligned.into(),
             }
             .launch(instance, geometry)
@@ -120,7 +120,7 @@ impl MaterializedAttention {
         scores: DevicePtr<f32>,
         probabilities: DevicePtr<E>,
     ) -> Result<Option<Launch>, LaunchError> {
-        let args = self.args()?;
+        let params = self.params()?;
         let geometry = self.geometry([self.num_heads, 1])?;
         let instance = instance!(
             attention_softmax,
@@ -135,12 +135,12 @@ impl MaterializedAttention {
                 seq_ids: inputs.seq_ids,
                 cu_seqlens_q: inputs.cu_seqlens_q,
                 kv_lens: inputs.kv_lens,
-                max_pages_per_seq: args.max_pages_per_seq,
+                max_pages_per_seq: params.max_pages_per_seq,
                 scores,
                 probabilities: untyped(probabilities),
-                num_heads: args.num_heads,
-                causal: args.causal,
-                window: args.window,
+                num_heads: params.num_heads,
+                causal: params.causal,
+                window: params.window,
             }
             .launch(instance, geometry)
         }))
@@ -158,7 +158,7 @@ impl MaterializedAttention {
         v_pool: DevicePtr<E>,
         out: Rows<E>,
     ) -> Result<Option<Launch>, LaunchError> {
-        let args = self.args()?;
+        let params = self.params()?;
         let out_stride = out.stride_arg()?;
         let aligned = self.is_aligned::<E>() && out.is_aligned() && is_aligned(v_pool);
         let geometry = self.geometry([self.num_heads, 1])?;
@@ -176,17 +176,17 @@ impl MaterializedAttention {
                 cu_seqlens_q: inputs.cu_seqlens_q,
                 kv_lens: inputs.kv_lens,
                 block_table: inputs.block_table,
-                max_pages_per_seq: args.max_pages_per_seq,
+                max_pages_per_seq: params.max_pages_per_seq,
                 probabilities: untyped(probabilities),
                 v_pool: untyped(v_pool),
                 out: out.untyped_ptr(),
                 out_stride,
-                num_heads: args.num_heads,
-                num_kv_heads: args.num_kv_heads,
-                head_dim: args.head_dim,
-                key_lanes: args.key_lanes,
-                causal: args.causal,
-                window: args.window,
+                num_heads: params.num_heads,
+                num_kv_heads: params.num_kv_heads,
+                head_dim: params.head_dim,
+                key_lanes: params.key_lanes,
+                causal: params.causal,
+                window: params.window,
                 aligned: aligned.into(),
             }
             .launch(instance, geometry)
@@ -202,7 +202,7 @@ impl MaterializedAttention {
         (self.head_dim * size_of::<E>()).is_multiple_of(16)
     }
 
-    fn args(&self) -> Result<Args, LaunchError> {
+    fn params(&self) -> Result<Params, LaunchError> {
         let &Self { num_heads, num_kv_heads, head_dim, window, .. } = self;
         let refuse = |what, value, expected| Err(LaunchError::Shape { what, value, expected });
         if head_dim == 0 || head_dim > MAX_HEAD_DIM as usize {
@@ -215,7 +215,7 @@ impl MaterializedAttention {
             return refuse("window", window.unwrap_or(0), "at least 1, in causal attention");
         }
         let key_lanes = (head_dim as u32).div_ceil(VEC_ELEMS).next_power_of_two();
-        Ok(Args {
+        Ok(Params {
             max_pages_per_seq: arg_u32("max_pages_per_seq", self.max_pages_per_seq)?,
             num_heads: arg_u32("num_heads", num_heads)?,
             num_kv_heads: num_kv_heads as u32,

@@ -5,7 +5,7 @@ use super::operands::{Halves, Operands};
 use super::{BLOCK_M, CLUSTER, HEAD_DIM, shared_bytes};
 use super::{attention_prefill_cluster, attention_prefill_cluster_fp8};
 use crate::Rows;
-use crate::attention::launcher::Args;
+use crate::attention::launcher::Params;
 use crate::attention::sm90::fp8::Mode;
 use crate::attention::{Attention, AttentionElement, AttentionOperands, SeqInputs};
 use crate::element::Dtype;
@@ -63,7 +63,7 @@ impl Attention {
         operands: &AttentionOperands<E>,
     ) -> Result<Option<Launch>, LaunchError> {
         use attention_prefill_cluster::Instance::*;
-        let args = self.args(operands)?;
+        let params = self.params(operands)?;
         let (instance, shared_bytes) = match E::DTYPE {
             Dtype::F16 => (attention_prefill_cluster_f16_d64, shared_bytes::<Halves<f16>>()),
             Dtype::BF16 => (attention_prefill_cluster_bf16_d64, shared_bytes::<Halves<bf16>>()),
@@ -75,17 +75,17 @@ impl Attention {
                 num_items: seqs.num_prefill_items,
                 items: seqs.prefill_items,
                 block_table: seqs.block_table,
-                max_pages_per_seq: args.max_pages_per_seq,
+                max_pages_per_seq: params.max_pages_per_seq,
                 q: operands.q.untyped_ptr(),
-                q_stride: args.q_stride,
+                q_stride: params.q_stride,
                 k_pool: untyped(operands.k_pool),
                 v_pool: untyped(operands.v_pool),
-                num_kv_heads: args.num_kv_heads,
-                group_reciprocal: args.group_reciprocal(),
+                num_kv_heads: params.num_kv_heads,
+                group_reciprocal: params.group_reciprocal(),
                 softmax_scale: self.softmax_scale,
-                window: args.window,
+                window: params.window,
                 out: operands.out.untyped_ptr(),
-                out_stride: args.out_stride,
+                out_stride: params.out_stride,
             }
             .launch(instance, geometry)
         }))
@@ -120,7 +120,7 @@ impl Attention {
                 expected: "rows and pools aligned to 16 bytes",
             });
         }
-        let args = self.args_of_rows(&q, &out, true)?;
+        let params = self.params_of_rows(&q, &out, true)?;
         let (instance, num_threads, shared_bytes) = match mode {
             Mode::Strict => (
                 attention_prefill_cluster_e4m3_strict_d64,
@@ -137,20 +137,20 @@ impl Attention {
                 num_items: seqs.num_prefill_items,
                 items: seqs.prefill_items,
                 block_table: seqs.block_table,
-                max_pages_per_seq: args.max_pages_per_seq,
+                max_pages_per_seq: params.max_pages_per_seq,
                 q: q.untyped_ptr(),
-                q_stride: args.q_stride,
+                q_stride: params.q_stride,
                 k_pool: untyped(k_pool),
                 v_pool: untyped(v_pool),
                 q_scale,
                 k_scale,
                 v_scale,
-                num_kv_heads: args.num_kv_heads,
-                group_reciprocal: args.group_reciprocal(),
+                num_kv_heads: params.num_kv_heads,
+                group_reciprocal: params.group_reciprocal(),
                 softmax_scale: self.softmax_scale,
-                window: args.window,
+                window: params.window,
                 out: out.untyped_ptr(),
-                out_stride: args.out_stride,
+                out_stride: params.out_stride,
             }
             .launch(instance, geometry)
         }))
@@ -168,7 +168,7 @@ impl Attention {
     }
 }
 
-impl Args {
+impl Params {
     /// 2^32 by the query heads of a KV head, rounded up: a division takes as long as an MMA. The
     /// product is exact: the blocks run at once, so that there are far fewer than 2^16 heads.
     fn group_reciprocal(&self) -> u64 {

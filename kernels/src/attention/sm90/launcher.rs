@@ -44,9 +44,9 @@ const TILE_CONFIGS: [TileConfig; 5] = [
 /// (`docs/measurements/attention_prefill.md`).
 const MANY_TILES: usize = 4;
 
-/// The arguments of a launch, checked: see the kernel.
+/// The parameters of a launch, checked: see the kernel.
 #[derive(Clone, Copy, Debug)]
-pub struct Arguments {
+pub struct Params {
     /// `F16` or `Bf16`.
     pub dtype: Dtype,
     /// One element: items in the list.
@@ -145,30 +145,30 @@ impl TileConfig {
     pub fn launch(
         &self,
         num_sms: usize,
-        args: &Arguments,
+        params: &Params,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
-        let grid = [args.max_items.min(num_sms), 1, 1];
+        let grid = [params.max_items.min(num_sms), 1, 1];
         let geometry = Geometry::new(grid, self.num_threads, self.shared_bytes)?;
         let Some(geometry) = geometry else { return Ok(None) };
-        let q_map = maps(&self.q_map(args));
-        let [k_map, v_map] = args.pools.map(|pool| maps(&pool_map(args, pool)));
-        let instance = if args.dtype == Dtype::F16 { self.of_f16 } else { self.of_bf16 };
+        let q_map = maps(&self.q_map(params));
+        let [k_map, v_map] = params.pools.map(|pool| maps(&pool_map(params, pool)));
+        let instance = if params.dtype == Dtype::F16 { self.of_f16 } else { self.of_bf16 };
         let args = attention_prefill_sm90::Args {
-            num_items: args.num_items,
-            items: args.items,
-            counters: args.counters,
-            block_table: args.block_table,
-            max_pages_per_seq: args.max_pages_per_seq,
-            num_heads: args.num_heads,
-            num_kv_heads: args.num_kv_heads,
-            head_dim: args.head_dim,
-            softmax_scale: args.softmax_scale,
-            window: args.window,
-            out: DevicePtr::new(args.out.ptr.0),
-            out_stride: args.out.stride_arg()?,
-            lse: args.lse,
-            partials: args.partials,
+            num_items: params.num_items,
+            items: params.items,
+            counters: params.counters,
+            block_table: params.block_table,
+            max_pages_per_seq: params.max_pages_per_seq,
+            num_heads: params.num_heads,
+            num_kv_heads: params.num_kv_heads,
+            head_dim: params.head_dim,
+            softmax_scale: params.softmax_scale,
+            window: params.window,
+            out: DevicePtr::new(params.out.ptr.0),
+            out_stride: params.out.stride_arg()?,
+            lse: params.lse,
+            partials: params.partials,
             q_map,
             k_map,
             v_map,
@@ -177,13 +177,13 @@ impl TileConfig {
     }
 
     /// Queries: boxes of a tile's tokens, one head and 64 columns.
-    fn q_map(&self, args: &Arguments) -> TensorMapSpec {
-        let Rows { ptr, row_stride } = args.q;
-        let head_bytes = u64::from(args.head_dim) * 2;
+    fn q_map(&self, params: &Params) -> TensorMapSpec {
+        let Rows { ptr, row_stride } = params.q;
+        let head_bytes = u64::from(params.head_dim) * 2;
         TensorMapSpec {
             address: ptr.0,
-            element: element(args.dtype),
-            dims: vec![args.head_dim.into(), args.num_heads.into(), args.max_tokens as u64],
+            element: element(params.dtype),
+            dims: vec![params.head_dim.into(), params.num_heads.into(), params.max_tokens as u64],
             strides_bytes: vec![head_bytes, row_stride as u64 * 2],
             box_dims: vec![PANEL_COLUMNS, 1, self.block_m as u32],
             swizzle: Swizzle::B128,
@@ -193,13 +193,13 @@ impl TileConfig {
 }
 
 /// A pool: boxes of a page's positions and 64 columns.
-fn pool_map(args: &Arguments, pool: DevicePtr<()>) -> TensorMapSpec {
-    let rows = args.num_pages * args.num_kv_heads as usize * PAGE_SIZE as usize;
+fn pool_map(params: &Params, pool: DevicePtr<()>) -> TensorMapSpec {
+    let rows = params.num_pages * params.num_kv_heads as usize * PAGE_SIZE as usize;
     TensorMapSpec {
         address: pool.0,
-        element: element(args.dtype),
-        dims: vec![args.head_dim.into(), rows as u64],
-        strides_bytes: vec![u64::from(args.head_dim) * 2],
+        element: element(params.dtype),
+        dims: vec![params.head_dim.into(), rows as u64],
+        strides_bytes: vec![u64::from(params.head_dim) * 2],
         box_dims: vec![PANEL_COLUMNS, PAGE_SIZE],
         swizzle: Swizzle::B128,
         l2_promotion: L2Promotion::B128,

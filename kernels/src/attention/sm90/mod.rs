@@ -38,7 +38,7 @@ mod tiles;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) use launcher::dynamic_shared_bytes;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Arguments, TileConfig};
+pub use launcher::{Params, TileConfig};
 
 use crate::tile::element::Operand16;
 use consumer::Consumer;

@@ -11,7 +11,7 @@ pub use small::{LinearFp8Small, LinearFp8SmallOperands};
 pub use super::kernels::fp8::{Fp8Accumulate, LinearFp8, LinearFp8Operands};
 
 #[cfg(not(target_arch = "nvptx64"))]
-use super::problem::ScaleArgs;
+use super::problem::ScaleParams;
 #[cfg(not(target_arch = "nvptx64"))]
 use cuda_std::launch::{DevicePtr, LaunchError, arg_u32};
 
@@ -32,11 +32,11 @@ pub enum WeightScales {
 #[cfg(not(target_arch = "nvptx64"))]
 impl WeightScales {
     /// The kernel arguments, for a weight of `k` columns.
-    fn args(&self, k: usize) -> Result<ScaleArgs, LaunchError> {
+    fn args(&self, k: usize) -> Result<ScaleParams, LaunchError> {
         Ok(match *self {
-            WeightScales::Rows(ptr) => ScaleArgs { ptr, stride: 0 },
+            WeightScales::Rows(ptr) => ScaleParams { ptr, stride: 0 },
             WeightScales::Blocks(ptr) => {
-                ScaleArgs { ptr, stride: arg_u32("k", k.div_ceil(SCALE_BLOCK as usize))? }
+                ScaleParams { ptr, stride: arg_u32("k", k.div_ceil(SCALE_BLOCK as usize))? }
             }
         })
     }

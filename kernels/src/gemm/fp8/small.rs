@@ -4,7 +4,7 @@ use super::{SCALE_BLOCK, WeightScales};
 use crate::Rows;
 use crate::gemm::kernels::gemv::Gemv16;
 use crate::gemm::kernels::small_m::SmallM16;
-use crate::gemm::problem::{ScaleArgs, refuse};
+use crate::gemm::problem::{ScaleParams, refuse};
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
 use crate::tile::weight::WeightElement;
 use cuda_std::E4m3;
@@ -109,7 +109,7 @@ impl LinearFp8Small {
     }
 
     /// The kernel arguments of the scales.
-    fn scales(&self, operands: &LinearFp8SmallOperands) -> Result<ScaleArgs, LaunchError> {
+    fn scales(&self, operands: &LinearFp8SmallOperands) -> Result<ScaleParams, LaunchError> {
         let has_blocks = matches!(operands.scales, WeightScales::Blocks(_));
         if has_blocks && self.gate.is_some() && !self.n.is_multiple_of(SCALE_BLOCK as usize) {
             return refuse("n", self.n, "a multiple of 128 with scales of blocks and a gate");

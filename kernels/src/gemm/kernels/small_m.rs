@@ -29,7 +29,7 @@ mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::SmallM16;
 #[cfg(not(target_arch = "nvptx64"))]
-pub(super) use launcher::{Args, InstanceParams, is_normed};
+pub(super) use launcher::{InstanceParams, KernelParams, is_normed};
 
 use crate::activation::{GATES, Gate, NoGate};
 use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, max_columns, num_partials};

@@ -23,8 +23,8 @@ const fn max_shared_bytes(target: Target) -> usize {
     }
 }
 
-/// The arguments that both kernels have.
-pub(super) struct Args {
+/// The parameters that both kernels have.
+pub(super) struct Params {
     pub num_rows: DevicePtr<u32>,
     pub max_rows: u32,
     pub n: u32,
@@ -96,10 +96,10 @@ impl QuantisedLinear {
         operands: &QuantisedOperands,
     ) -> Result<Option<Launch>, LaunchError> {
         self.check(operands)?;
-        let args = self.args(num_rows, operands)?;
+        let params = self.params(num_rows, operands)?;
         match (gpu.target, self.streamed_instance()) {
-            (Target::Sm90a, Some(instance)) => self.launch_streamed(instance, gpu.num_sms, &args),
-            _ => self.launch_staged(gpu, &args),
+            (Target::Sm90a, Some(instance)) => self.launch_streamed(instance, gpu.num_sms, &params),
+            _ => self.launch_staged(gpu, &params),
         }
     }
 
@@ -120,18 +120,18 @@ impl QuantisedLinear {
             }
     }
 
-    fn args(
+    fn params(
         &self,
         num_rows: DevicePtr<u32>,
         operands: &QuantisedOperands,
-    ) -> Result<Args, LaunchError> {
+    ) -> Result<Params, LaunchError> {
         let &QuantisedOperands { x, weight, bias, residual, out } = operands;
         let (out, out_f32, out_stride) = out.args()?;
         let (x, x_stride, norm_weight, norm_eps) = match x {
             Input16::Half(x) => (x.ptr.0, x.stride_arg()?, DevicePtr::null(), 0.0),
             Input16::Normed { x, weight, eps } => (x.ptr.0, x.stride_arg()?, weight, eps),
         };
-        Ok(Args {
+        Ok(Params {
             num_rows,
             max_rows: self.max_rows as u32,
             n: arg_u32("n", self.n)?,
@@ -151,7 +151,7 @@ impl QuantisedLinear {
     }
 
     /// The launch with x in shared memory.
-    fn launch_staged(&self, gpu: Gpu, args: &Args) -> Result<Option<Launch>, LaunchError> {
+    fn launch_staged(&self, gpu: Gpu, params: &Params) -> Result<Option<Launch>, LaunchError> {
         let instance = self.instance(gpu.target)?;
         let row_tiles = self.n.div_ceil(TILE_ROWS as usize);
         let grid = [row_tiles.min(gpu.num_sms), self.max_rows.min(1), 1];
@@ -159,25 +159,25 @@ impl QuantisedLinear {
         let geometry = Geometry::new(grid, NUM_THREADS as usize, shared_bytes)?;
         Ok(geometry.map(|geometry| {
             gemm_f16_quantised::Args {
-                num_rows: args.num_rows,
-                max_rows: args.max_rows,
-                n: args.n,
-                k: args.k,
-                gate: args.gate,
+                num_rows: params.num_rows,
+                max_rows: params.max_rows,
+                n: params.n,
+                k: params.k,
+                gate: params.gate,
                 k_warps_log2: self.k_warps(gpu.num_sms).ilog2(),
                 chunk_tiles,
-                x: args.x,
-                x_stride: args.x_stride,
-                norm_weight: args.norm_weight,
-                norm_reciprocal: args.norm_reciprocal,
-                norm_eps: args.norm_eps,
-                weight: args.weight,
-                bias: args.terms.bias,
-                residual: args.terms.residual,
-                residual_stride: args.terms.residual_stride,
-                out: args.out,
-                out_f32: args.out_f32,
-                out_stride: args.out_stride,
+                x: params.x,
+                x_stride: params.x_stride,
+                norm_weight: params.norm_weight,
+                norm_reciprocal: params.norm_reciprocal,
+                norm_eps: params.norm_eps,
+                weight: params.weight,
+                bias: params.terms.bias,
+                residual: params.terms.residual,
+                residual_stride: params.terms.residual_stride,
+                out: params.out,
+                out_f32: params.out_f32,
+                out_stride: params.out_stride,
             }
             .launch(instance, geometry)
         }))

@@ -7,7 +7,7 @@ use half::f16;
 use kernels::Rows;
 use kernels::attention::prefill_cluster::Fp8Operands;
 use kernels::attention::sm90::NUM_COUNTERS;
-use kernels::attention::sm90::fp8::{Arguments, Mode, TileConfig, storage_index};
+use kernels::attention::sm90::fp8::{Mode, Params, TileConfig, storage_index};
 use kernels::gemm::Gpu;
 use oracle::{Approx, Attended, e4m3_code, e4m3_value};
 
@@ -98,7 +98,7 @@ impl Fp8 {
         let num_lse = case.tokens() * case.heads[0];
         let lse = device.poisoned::<f32>("lse", num_lse);
         let counters = device.u32s("counters", &[0; NUM_COUNTERS]);
-        let args = Arguments {
+        let params = Params {
             num_items: device.u32s("num_items", &[items.len() as u32]),
             items: device.u32s("items", &words(&items)),
             max_items: items.len() + 2,
@@ -120,7 +120,7 @@ impl Fp8 {
             out,
             lse,
         };
-        device.run(tile.launch(3, &args, &mut tensor_map), seed);
+        device.run(tile.launch(3, &params, &mut tensor_map), seed);
         assert_eq!(device.read_u32(counters, NUM_COUNTERS), [0; NUM_COUNTERS]);
         [device.read_rows(out, rows, width), device.read(lse, num_lse)]
     }

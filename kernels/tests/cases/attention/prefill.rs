@@ -6,7 +6,7 @@ use crate::harness::*;
 use cuda_std::launch::DevicePtr;
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::attention::sm90::{Arguments, NUM_COUNTERS, TileConfig};
+use kernels::attention::sm90::{NUM_COUNTERS, Params, TileConfig};
 use kernels::attention::work::{Part, PrefillItem};
 use kernels::attention::{Attention, AttentionOperands, AttentionWorkspace, SeqInputs};
 use kernels::element::Dtype;
@@ -131,7 +131,7 @@ fn check_sm90<E: Stored>(case: Case, part_blocks: usize) {
             let [k_pool, v_pool] =
                 [0, 1].map(|of| device.numbers::<E>(["k_pool", "v_pool"][of], &values.pools[of]).0);
             let q = device.partly_written::<E>("q", &values.q, max_tokens * width);
-            let args = Arguments {
+            let params = Params {
                 dtype: E::DTYPE,
                 num_items: device.u32s("num_items", &[items.len() as u32]),
                 items: device.u32s("items", &words(&items)),
@@ -152,7 +152,7 @@ fn check_sm90<E: Stored>(case: Case, part_blocks: usize) {
                 lse,
                 partials: device.poisoned("partials", num_slots * tile.partials_per_slot()),
             };
-            device.run(tile.launch(3, &args, &mut tensor_map), seed);
+            device.run(tile.launch(3, &params, &mut tensor_map), seed);
             let got = case.read(&device, out);
             case.assert_attends::<E>(&format!("sm90, seed {seed}"), &got, want.out.clone());
             assert_right("lse", &device.read(lse, want.lse.len()), &want.lse);

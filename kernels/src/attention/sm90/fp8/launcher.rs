@@ -49,9 +49,9 @@ const TILE_CONFIGS: [TileConfig; 8] = [
     TileConfig::of::<FastD256>(attention_prefill_e4m3_fast_d256),
 ];
 
-/// The arguments of a launch, checked: see the kernel.
+/// The parameters of a launch, checked: see the kernel.
 #[derive(Clone, Copy, Debug)]
-pub struct Arguments {
+pub struct Params {
     /// One element: items in the list.
     pub num_items: DevicePtr<u32>,
     /// The work list.
@@ -122,31 +122,31 @@ impl TileConfig {
     pub fn launch(
         &self,
         num_sms: usize,
-        args: &Arguments,
+        params: &Params,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
-        let grid = [args.max_items.min(num_sms), 1, 1];
+        let grid = [params.max_items.min(num_sms), 1, 1];
         let geometry = Geometry::new(grid, self.num_threads, self.shared_bytes)?;
         let Some(geometry) = geometry else { return Ok(None) };
         let [q_map, k_map, v_map] =
-            [self.q_map(args), self.k_map(args), self.v_map(args)].map(|spec| maps(&spec));
+            [self.q_map(params), self.k_map(params), self.v_map(params)].map(|spec| maps(&spec));
         let launch = attention_prefill_fp8::Args {
-            num_items: args.num_items,
-            items: args.items,
-            counters: args.counters,
-            block_table: args.block_table,
-            max_pages_per_seq: args.max_pages_per_seq,
-            num_heads: args.num_heads,
-            num_kv_heads: args.num_kv_heads,
-            head_dim: args.head_dim,
-            softmax_scale: args.softmax_scale,
-            window: args.window,
-            q_scale: args.q_scale,
-            k_scale: args.k_scale,
-            v_scale: args.v_scale,
-            out: DevicePtr::new(args.out.ptr.0),
-            out_stride: args.out.stride_arg()?,
-            lse: args.lse,
+            num_items: params.num_items,
+            items: params.items,
+            counters: params.counters,
+            block_table: params.block_table,
+            max_pages_per_seq: params.max_pages_per_seq,
+            num_heads: params.num_heads,
+            num_kv_heads: params.num_kv_heads,
+            head_dim: params.head_dim,
+            softmax_scale: params.softmax_scale,
+            window: params.window,
+            q_scale: params.q_scale,
+            k_scale: params.k_scale,
+            v_scale: params.v_scale,
+            out: DevicePtr::new(params.out.ptr.0),
+            out_stride: params.out.stride_arg()?,
+            lse: params.lse,
             q_map,
             k_map,
             v_map,
@@ -159,13 +159,13 @@ impl TileConfig {
     }
 
     /// Queries: boxes of a tile's tokens, one head and a panel's columns.
-    fn q_map(&self, args: &Arguments) -> TensorMapSpec {
-        let Rows { ptr, row_stride } = args.q;
+    fn q_map(&self, params: &Params) -> TensorMapSpec {
+        let Rows { ptr, row_stride } = params.q;
         TensorMapSpec {
             address: ptr.0,
             element: Element::U8,
-            dims: vec![args.head_dim.into(), args.num_heads.into(), args.max_tokens as u64],
-            strides_bytes: vec![args.head_dim.into(), row_stride as u64],
+            dims: vec![params.head_dim.into(), params.num_heads.into(), params.max_tokens as u64],
+            strides_bytes: vec![params.head_dim.into(), row_stride as u64],
             box_dims: vec![self.panel, 1, self.block_m as u32],
             swizzle: self.swizzle(),
             l2_promotion: L2Promotion::B128,
@@ -173,13 +173,13 @@ impl TileConfig {
     }
 
     /// Keys: boxes of a page's positions and a panel's columns.
-    fn k_map(&self, args: &Arguments) -> TensorMapSpec {
-        let rows = args.num_pages * args.num_kv_heads as usize * PAGE_SIZE as usize;
+    fn k_map(&self, params: &Params) -> TensorMapSpec {
+        let rows = params.num_pages * params.num_kv_heads as usize * PAGE_SIZE as usize;
         TensorMapSpec {
-            address: args.pools[0].0,
+            address: params.pools[0].0,
             element: Element::U8,
-            dims: vec![args.head_dim.into(), rows as u64],
-            strides_bytes: vec![args.head_dim.into()],
+            dims: vec![params.head_dim.into(), rows as u64],
+            strides_bytes: vec![params.head_dim.into()],
             box_dims: vec![self.panel, PAGE_SIZE],
             swizzle: self.swizzle(),
             l2_promotion: L2Promotion::B128,
@@ -187,13 +187,13 @@ impl TileConfig {
     }
 
     /// Values: boxes of a page of a KV head.
-    fn v_map(&self, args: &Arguments) -> TensorMapSpec {
-        let pages = args.num_pages * args.num_kv_heads as usize;
-        let page_bytes = u64::from(args.head_dim * PAGE_SIZE);
+    fn v_map(&self, params: &Params) -> TensorMapSpec {
+        let pages = params.num_pages * params.num_kv_heads as usize;
+        let page_bytes = u64::from(params.head_dim * PAGE_SIZE);
         TensorMapSpec {
-            address: args.pools[1].0,
+            address: params.pools[1].0,
             element: Element::U8,
-            dims: vec![PAGE_SIZE.into(), args.head_dim.into(), pages as u64],
+            dims: vec![PAGE_SIZE.into(), params.head_dim.into(), pages as u64],
             strides_bytes: vec![PAGE_SIZE.into(), page_bytes],
             box_dims: vec![PAGE_SIZE, self.width as u32, 1],
             swizzle: Swizzle::B64,

@@ -34,7 +34,7 @@ mod weights;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(in super::super) use launcher::dynamic_shared_bytes;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Arguments, Mode, TileConfig};
+pub use launcher::{Mode, Params, TileConfig};
 
 pub use crate::kv_cache::append_fp8::storage_index;
 

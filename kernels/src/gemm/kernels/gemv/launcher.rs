@@ -4,7 +4,7 @@ use super::gemv_16::{self, Instance};
 use crate::activation::{gate_of, num_parts};
 use crate::gemm::kernels::small_m::is_normed;
 use crate::gemm::mainloop::gemv::{MAX_SLICES, k_per_load, max_warps, num_partials};
-use crate::gemm::problem::{ScaleArgs, refuse};
+use crate::gemm::problem::{ScaleParams, refuse};
 use crate::gemm::{Input16, Linear16, Linear16Operands};
 use crate::tile::element::Operand16;
 use crate::tile::weight::WeightElement;
@@ -61,7 +61,7 @@ impl Gemv16 {
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E>,
     ) -> Result<Option<Launch>, LaunchError> {
-        self.launch_scaled(self.choose(operands), num_rows, operands, ScaleArgs::NONE)
+        self.launch_scaled(self.choose(operands), num_rows, operands, ScaleParams::NONE)
     }
 
     /// The instance for the operands.
@@ -85,7 +85,7 @@ impl Gemv16 {
         instance: Instance,
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E, W>,
-        scales: ScaleArgs,
+        scales: ScaleParams,
     ) -> Result<Option<Launch>, LaunchError> {
         let Linear16 { max_rows, n, k, gate, .. } = self.0;
         if max_rows > 1 {

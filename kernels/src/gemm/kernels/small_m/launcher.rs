@@ -8,7 +8,7 @@ use crate::gemm::epilogue::stream::{max_columns, num_partials};
 use crate::gemm::kernels::streamed::gemm_16_streamed::Instance as StreamedInstance;
 use crate::gemm::mainloop::stream::{K_PER_LOAD, TILE_MN};
 use crate::gemm::operand::normed;
-use crate::gemm::problem::{BiasAndResidual, ScaleArgs, refuse};
+use crate::gemm::problem::{BiasAndResidual, ScaleParams, refuse};
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Target};
 use crate::tile::element::Operand16;
 use crate::tile::weight::WeightElement;
@@ -99,19 +99,19 @@ pub fn is_normed<E, W>(operands: &Linear16Operands<E, W>) -> bool {
     matches!(operands.x, Input16::Normed { .. })
 }
 
-/// Kernel arguments: x and its norm.
-pub struct InputArgs {
+/// Kernel parameters: x and its norm.
+pub struct InputParams {
     pub x: DevicePtr<()>,
     pub x_stride: u32,
     pub norm_weight: DevicePtr<f32>,
     pub eps: f32,
 }
 
-/// The arguments that both kernels take.
-pub struct Args<E> {
+/// The parameters that both kernels take.
+pub struct KernelParams<E> {
     pub n: u32,
     pub k: u32,
-    pub input: InputArgs,
+    pub input: InputParams,
     pub weight_stride: u32,
     pub terms: BiasAndResidual,
     pub out: DevicePtr<E>,
@@ -183,7 +183,7 @@ impl SmallM16 {
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E>,
     ) -> Result<Option<Launch>, LaunchError> {
-        self.launch_scaled(instance, num_rows, operands, ScaleArgs::NONE)
+        self.launch_scaled(instance, num_rows, operands, ScaleParams::NONE)
     }
 
     /// [`SmallM16::launch_instance`] with a weight in `W`.
@@ -192,12 +192,12 @@ impl SmallM16 {
         instance: Instance,
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E, W>,
-        scales: ScaleArgs,
+        scales: ScaleParams,
     ) -> Result<Option<Launch>, LaunchError> {
         self.0.check(operands)?;
         let params = InstanceParams::from(instance);
-        let Some(Args { n, k, input, weight_stride, terms, out, out_f32, out_stride }) =
-            self.args(&params, operands)?
+        let Some(KernelParams { n, k, input, weight_stride, terms, out, out_f32, out_stride }) =
+            self.kernel_params(&params, operands)?
         else {
             return Ok(None);
         };
@@ -226,12 +226,12 @@ impl SmallM16 {
         Ok(geometry.map(|geometry| args.launch(instance, geometry)))
     }
 
-    /// The arguments of both kernels, or `None` if there are no outputs.
-    pub(in crate::gemm) fn args<E: Operand16, W: WeightElement<E>>(
+    /// The parameters of both kernels, or `None` if there are no outputs.
+    pub(in crate::gemm) fn kernel_params<E: Operand16, W: WeightElement<E>>(
         &self,
         params: &InstanceParams,
         operands: &Linear16Operands<E, W>,
-    ) -> Result<Option<Args<E>>, LaunchError> {
+    ) -> Result<Option<KernelParams<E>>, LaunchError> {
         assert!(params.fused == (is_normed(operands), self.0.gate), "what the instance fuses");
         if self.0.max_rows > params.max_rows() {
             return refuse("rows", self.0.max_rows, "at most the instance's");
@@ -239,7 +239,7 @@ impl SmallM16 {
         let weight = &operands.weight;
         let weight_stride = Self::stride("row stride of the weight", weight, self.0.weight_rows())?;
         let (out, out_f32, out_stride) = operands.out.args()?;
-        let args = Args {
+        let kernel_params = KernelParams {
             n: arg_u32("n", self.0.n)?,
             k: arg_u32("k", self.0.k)?,
             input: self.input(operands)?,
@@ -249,7 +249,7 @@ impl SmallM16 {
             out_f32,
             out_stride,
         };
-        Ok((self.0.max_rows > 0 && self.0.n > 0).then_some(args))
+        Ok((self.0.max_rows > 0 && self.0.n > 0).then_some(kernel_params))
     }
 
     /// The instances of a kernel that can compute the layer. The number of warps decides the
@@ -306,10 +306,10 @@ impl SmallM16 {
     fn input<E: Operand16, W: WeightElement<E>>(
         &self,
         operands: &Linear16Operands<E, W>,
-    ) -> Result<InputArgs, LaunchError> {
+    ) -> Result<InputParams, LaunchError> {
         let what = "row stride of x";
         match operands.x {
-            Input16::Half(x) => Ok(InputArgs {
+            Input16::Half(x) => Ok(InputParams {
                 x: x.untyped_ptr(),
                 x_stride: Self::stride(what, &x, self.0.max_rows)?,
                 norm_weight: DevicePtr::null(),
@@ -320,7 +320,7 @@ impl SmallM16 {
             {
                 refuse("k", self.0.k, "columns whose normed rows fit into shared memory")
             }
-            Input16::Normed { x, weight, eps } => Ok(InputArgs {
+            Input16::Normed { x, weight, eps } => Ok(InputParams {
                 x: x.untyped_ptr(),
                 x_stride: Self::stride(what, &x, self.0.max_rows)?,
                 norm_weight: weight,

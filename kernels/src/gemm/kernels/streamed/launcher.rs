@@ -3,11 +3,11 @@
 use super::gemm_16_streamed::{self, Instance};
 use crate::Rows;
 use crate::gemm::epilogue::stream::{max_columns, num_partials};
-use crate::gemm::kernels::small_m::{Args, InstanceParams, SmallM16, is_normed};
+use crate::gemm::kernels::small_m::{InstanceParams, KernelParams, SmallM16, is_normed};
 use crate::gemm::mainloop::stream::{TILE_K, TILE_MN};
 use crate::gemm::operand::rows::tile_elems;
 use crate::gemm::operand::{normed, ring};
-use crate::gemm::problem::{ScaleArgs, refuse, tensor_map};
+use crate::gemm::problem::{ScaleParams, refuse, tensor_map};
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands};
 use crate::tile::element::Operand16;
 use crate::tile::weight::WeightElement;
@@ -93,7 +93,7 @@ impl SmallM16 {
         operands: &Linear16Operands<E>,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
-        self.launch_streamed_scaled(gpu, num_rows, operands, ScaleArgs::NONE, maps)
+        self.launch_streamed_scaled(gpu, num_rows, operands, ScaleParams::NONE, maps)
     }
 
     /// [`SmallM16::launch_streamed`] with a weight in `W`.
@@ -102,14 +102,14 @@ impl SmallM16 {
         gpu: Gpu,
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E, W>,
-        scales: ScaleArgs,
+        scales: ScaleParams,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
         self.0.check(operands)?;
         let instance = self.choose_streamed(gpu.num_sms, operands)?;
         let params = InstanceParams::from(instance);
-        let Some(Args { n, k, input, weight_stride, terms, out, out_f32, out_stride }) =
-            self.args(&params, operands)?
+        let Some(KernelParams { n, k, input, weight_stride, terms, out, out_f32, out_stride }) =
+            self.kernel_params(&params, operands)?
         else {
             return Ok(None);
         };

@@ -40,8 +40,8 @@ pub struct QuantisedPrompt {
     pub order: SumOrder,
 }
 
-/// The arguments that both kernels have.
-struct Args {
+/// The parameters that both kernels have.
+struct Params {
     num_rows: DevicePtr<u32>,
     n: u32,
     k: u32,
@@ -78,7 +78,7 @@ impl QuantisedPrompt {
         }
         let &QuantisedOperands { weight, bias, residual, out, .. } = operands;
         let (out, out_f32, out_stride) = out.args()?;
-        let args = Args {
+        let params = Params {
             num_rows,
             n: arg_u32("n", self.n)?,
             k: arg_u32("k", self.k)?,
@@ -90,8 +90,8 @@ impl QuantisedPrompt {
             out_stride,
         };
         match gpu.target {
-            Target::Sm90a => self.launch_wgmma(gpu.num_sms, x, &args, maps),
-            Target::Sm80 => self.launch_mma(x, &args),
+            Target::Sm90a => self.launch_wgmma(gpu.num_sms, x, &params, maps),
+            Target::Sm80 => self.launch_mma(x, &params),
         }
     }
 
@@ -99,7 +99,7 @@ impl QuantisedPrompt {
         &self,
         num_sms: usize,
         x: Rows<f16>,
-        args: &Args,
+        params: &Params,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
         let instance = self.instance(num_sms)?;
@@ -112,25 +112,25 @@ impl QuantisedPrompt {
         let x = maps(&tensor_map(&x, sizes, [box_rows, UNIT_K as usize]));
         Ok(geometry.map(|geometry| {
             gemm_f16_prompt::Args {
-                num_rows: args.num_rows,
-                n: args.n,
-                k: args.k,
+                num_rows: params.num_rows,
+                n: params.n,
+                k: params.k,
                 row_tiles: row_tiles as u32,
-                gate: args.gate,
-                weight: args.weight,
-                bias: args.terms.bias,
-                residual: args.terms.residual,
-                residual_stride: args.terms.residual_stride,
-                out: args.out,
-                out_f32: args.out_f32,
-                out_stride: args.out_stride,
+                gate: params.gate,
+                weight: params.weight,
+                bias: params.terms.bias,
+                residual: params.terms.residual,
+                residual_stride: params.terms.residual_stride,
+                out: params.out,
+                out_f32: params.out_f32,
+                out_stride: params.out_stride,
                 x,
             }
             .launch(instance, geometry)
         }))
     }
 
-    fn launch_mma(&self, x: Rows<f16>, args: &Args) -> Result<Option<Launch>, LaunchError> {
+    fn launch_mma(&self, x: Rows<f16>, params: &Params) -> Result<Option<Launch>, LaunchError> {
         let (row_tiles, num_tiles) = self.tiles(mma::BLOCK_ROWS as usize);
         let (num_threads, shared_bytes) = (MMA_THREADS as usize, mma::SHARED_BYTES as usize);
         let geometry = Geometry::new([num_tiles, 1, 1], num_threads, shared_bytes)?;
@@ -139,20 +139,20 @@ impl QuantisedPrompt {
         let instance = instance_of(self.format, all, gemm_f16_prompt_mma::Instance::f, |_| true)?;
         Ok(geometry.map(|geometry| {
             gemm_f16_prompt_mma::Args {
-                num_rows: args.num_rows,
-                n: args.n,
-                k: args.k,
+                num_rows: params.num_rows,
+                n: params.n,
+                k: params.k,
                 row_tiles: row_tiles as u32,
-                gate: args.gate,
+                gate: params.gate,
                 x: DevicePtr::new(x.ptr.0),
                 x_stride,
-                weight: args.weight,
-                bias: args.terms.bias,
-                residual: args.terms.residual,
-                residual_stride: args.terms.residual_stride,
-                out: args.out,
-                out_f32: args.out_f32,
-                out_stride: args.out_stride,
+                weight: params.weight,
+                bias: params.terms.bias,
+                residual: params.terms.residual,
+                residual_stride: params.terms.residual_stride,
+                out: params.out,
+                out_f32: params.out_f32,
+                out_stride: params.out_stride,
             }
             .launch(instance, geometry)
         }))

@@ -7,7 +7,7 @@ use super::ring::Ring;
 use crate::activation::num_parts;
 use crate::gemm::quantised::format::{TILE_K, TILE_ROWS};
 use crate::gemm::quantised::input::TILE_M;
-use crate::gemm::quantised::launcher::Args;
+use crate::gemm::quantised::launcher::Params;
 use crate::gemm::quantised::packed::instance_of;
 use crate::gemm::quantised::{NUM_THREADS, NUM_WARPS, QuantisedLinear};
 use cuda_std::launch::{Geometry, Launch, LaunchError, arg_u32};
@@ -32,42 +32,42 @@ impl QuantisedLinear {
         &self,
         instance: Instance,
         num_sms: usize,
-        args: &Args,
+        params: &Params,
     ) -> Result<Option<Launch>, LaunchError> {
-        if args.max_rows == 0 || args.n == 0 {
+        if params.max_rows == 0 || params.n == 0 {
             return Ok(None);
         }
         let row_bytes = arg_u32("k", self.format.row_tile_bytes(self.k).unwrap_or(usize::MAX))?;
         // Offsets in x are computed in 32 bits.
-        arg_u32("row stride", args.x_stride as usize * Self::MAX_ROWS)?;
-        let split = self.split(instance.tiles_m(), num_sms, args.n, args.k);
+        arg_u32("row stride", params.x_stride as usize * Self::MAX_ROWS)?;
+        let split = self.split(instance.tiles_m(), num_sms, params.n, params.k);
         let num_threads = NUM_THREADS as usize;
         let grid = [split.num_blocks as usize, 1, 1];
         let geometry = Geometry::new(grid, num_threads, split.shared_bytes as usize)?;
         Ok(geometry.map(|geometry| {
             gemm_f16_quantised_streamed::Args {
-                num_rows: args.num_rows,
-                max_rows: args.max_rows,
-                n: args.n,
-                k: args.k,
-                gate: args.gate,
+                num_rows: params.num_rows,
+                max_rows: params.max_rows,
+                n: params.n,
+                k: params.k,
+                gate: params.gate,
                 k_warps_log2: split.k_warps.ilog2(),
                 batch: split.batch,
                 block_rows: split.block_rows,
                 larger_blocks: split.larger_blocks,
-                weight: args.weight,
+                weight: params.weight,
                 row_bytes,
-                x: args.x,
-                x_stride: args.x_stride,
-                norm_weight: args.norm_weight,
-                norm_reciprocal: args.norm_reciprocal,
-                norm_eps: args.norm_eps,
-                bias: args.terms.bias,
-                residual: args.terms.residual,
-                residual_stride: args.terms.residual_stride,
-                out: args.out,
-                out_f32: args.out_f32,
-                out_stride: args.out_stride,
+                x: params.x,
+                x_stride: params.x_stride,
+                norm_weight: params.norm_weight,
+                norm_reciprocal: params.norm_reciprocal,
+                norm_eps: params.norm_eps,
+                bias: params.terms.bias,
+                residual: params.terms.residual,
+                residual_stride: params.terms.residual_stride,
+                out: params.out,
+                out_f32: params.out_f32,
+                out_stride: params.out_stride,
             }
             .launch(instance, geometry)
         }))
