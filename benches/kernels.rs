@@ -35,7 +35,7 @@ fn main() {
 }
 
 fn gemms(criterion: &mut Criterion, precision: Precision) {
-    let subject = gemm::Subject {
+    let config = gemm::Config {
         gpu: GPU,
         gemm: Gemm::Halfwarp,
         accumulate: Accumulate::F32,
@@ -50,14 +50,14 @@ fn gemms(criterion: &mut Criterion, precision: Precision) {
             bytes: shape.bytes(precision.operand()) as u64,
         };
         let name = format!("gemm/{precision}/{m}x{n}x{k}");
-        time(criterion, &name, work, || gemm::open(&subject, shape));
+        time(criterion, &name, work, || gemm::open(&config, shape));
     }
 }
 
 fn attentions(criterion: &mut Criterion, precision: Precision) {
     use attention::{Shape, Step, Timed};
-    let subject =
-        attention::Subject { gpu: GPU, target: None, precision, cubin_dir: default_cubin_dir() };
+    let config =
+        attention::Config { gpu: GPU, target: None, precision, cubin_dir: default_cubin_dir() };
     let qwen = |step| Shape { batch: 1, num_heads: 14, num_kv_heads: 2, head_dim: 64, step };
     let prefill = qwen(Step::Prefill { seq_len: 4096, causal: true });
     let decode = qwen(Step::Decode { kv_len: 8192 });
@@ -75,7 +75,7 @@ fn attentions(criterion: &mut Criterion, precision: Precision) {
         ("kv_append", llama, Timed::KvAppend, Throughput::Bytes(appended as u64)),
     ] {
         let name = format!("{name}/{precision}/{shape}");
-        time(criterion, &name, work, || attention::open(&subject, shape, timed));
+        time(criterion, &name, work, || attention::open(&config, shape, timed));
     }
 }
 

@@ -12,9 +12,9 @@ use simt::{Init, Memory, Report};
 pub type Launched = Result<Option<Launch>, LaunchError>;
 
 /// A number that kernels store, as the crate `half` has it.
-pub trait Stored: AttentionElement + Element {}
+pub trait HostElement: AttentionElement + Element {}
 
-impl<T: AttentionElement + Element> Stored for T {}
+impl<T: AttentionElement + Element> HostElement for T {}
 
 /// A Hopper GPU with the kernels of every GPU.
 pub const SM_80: Gpu = Gpu { target: Target::Sm80, ..Gpu::HOPPER };

@@ -6,7 +6,7 @@ use halfwarp::plan::{
 };
 
 use crate::harness::{HALVES, Matrix, Setup, Step, check, suffix};
-use crate::{Outcome, Subject, Test, oracle};
+use crate::{Backend, Outcome, Test, oracle};
 
 /// Query heads, KV heads, columns of a head: SmolLM2, Qwen2.5 with its group of 7, Phi-3 Mini, and
 /// odd ones.
@@ -163,14 +163,14 @@ pub fn tests() -> Vec<Test> {
         }
         let form = if case.materialized { "materialized_" } else { "" };
         let name = format!("{form}attention::matches_oracle_{name}{}", suffix(case.precision));
-        Test::new(name, move |subject| matches_oracle(subject, &case))
+        Test::new(name, move |backend| matches_oracle(backend, &case))
     };
     cases.into_iter().map(test).collect()
 }
 
 /// Fills the cache with the positions before the new tokens, in one step, and runs the new tokens
 /// in another.
-fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
+fn matches_oracle(backend: Backend, case: &Case) -> Outcome {
     let &Case { precision, sequences, heads, .. } = case;
     let (num_heads, num_kv_heads, head_dim) = heads;
     let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
@@ -278,5 +278,5 @@ fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
         steps.push(Step { plan: 0, inputs: past, expected: past_expected });
     }
     steps.push(Step { plan: usize::from(is_decode), inputs: new, expected: new_expected });
-    check(subject, &[prefill, decode], &weights, &steps)
+    check(backend, &[prefill, decode], &weights, &steps)
 }

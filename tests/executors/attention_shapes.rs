@@ -10,7 +10,7 @@ use libtest_mimic::Completion;
 
 use crate::harness::{HALVES, Matrix, Setup, Step, Weights, check_within, suffix};
 use crate::oracle::{self, Approx};
-use crate::{Outcome, Subject, Test};
+use crate::{Backend, Outcome, Test};
 
 /// Query heads, KV heads, columns of a head.
 type Heads = (usize, usize, usize);
@@ -164,7 +164,7 @@ pub fn tests() -> Vec<Test> {
         let (num_heads, num_kv_heads, head_dim) = case.heads;
         let heads = format!("{num_heads}x{num_kv_heads}x{head_dim}");
         let name = format!("attention::at_borders_{name}_{heads}{}", suffix(case.precision));
-        Test::new(name, move |subject| matches_oracle(subject, &case))
+        Test::new(name, move |backend| matches_oracle(backend, &case))
     })
     .collect()
 }
@@ -181,13 +181,13 @@ fn name_of(sequences: &[Sequence]) -> String {
 }
 
 /// Writes NaN to all pages, then the positions before the new tokens, and runs the new tokens.
-fn matches_oracle(mut subject: Subject, case: &Case) -> Outcome {
+fn matches_oracle(mut backend: Backend, case: &Case) -> Outcome {
     let pool = Pool::of(case);
-    if let Some(reason) = case.too_large_for(subject.name, pool.num_positions()) {
+    if let Some(reason) = case.too_large_for(backend.name, pool.num_positions()) {
         return Ok(Completion::ignored_with(reason));
     }
     // The limit of the other tests counts what fills the pool, too.
-    subject.max_flops = usize::MAX;
+    backend.max_flops = usize::MAX;
     let rows = case.rows();
     let (append, weights) = case.plan(&pool, &rows, None);
     let (attend, _) = case.plan(&pool, &rows, Some(case.max_q_len()));
@@ -204,7 +204,7 @@ fn matches_oracle(mut subject: Subject, case: &Case) -> Outcome {
         Step { plan, inputs, expected }
     });
     let (largest, _) = case.plan(&pool, &rows, Some(pool.num_positions()));
-    check_within(subject, &largest, &plans, &weights, &steps.collect::<Vec<_>>())
+    check_within(backend, &largest, &plans, &weights, &steps.collect::<Vec<_>>())
 }
 
 /// The pages of the sequences, and some that none has.

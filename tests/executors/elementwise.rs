@@ -5,7 +5,7 @@ use halfwarp::plan::{Activation, Constant, Op, Precision};
 use crate::harness::{
     HALVES, Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv, suffix,
 };
-use crate::{Outcome, Subject, Test, oracle};
+use crate::{Backend, Outcome, Test, oracle};
 
 /// Tokens, heads, columns of a head, and those of them that are rotated.
 const ROPE_SHAPES: &[(usize, usize, usize, usize)] = &[
@@ -44,8 +44,8 @@ pub fn tests() -> Vec<Test> {
         let (rows, num_heads, head_dim, rotary_dim) = shape;
         let name =
             format!("{rows}x{num_heads}x{head_dim}_rotary_{rotary_dim}{}", suffix(precision));
-        tests.push(Test::new(format!("rope::matches_oracle_{name}"), move |subject| {
-            rope_matches_oracle(subject, precision, shape)
+        tests.push(Test::new(format!("rope::matches_oracle_{name}"), move |backend| {
+            rope_matches_oracle(backend, precision, shape)
         }));
     };
     ROPE_SHAPES.iter().for_each(|&shape| add_rope(Precision::F32, shape));
@@ -56,8 +56,8 @@ pub fn tests() -> Vec<Test> {
         for activation in Activation::ALL {
             let op = activation.gate_name();
             let name = format!("{op}::matches_oracle_{rows}x{width}{}", suffix(precision));
-            tests.push(Test::new(name, move |subject| {
-                gate_matches_oracle(subject, activation, precision, (rows, width))
+            tests.push(Test::new(name, move |backend| {
+                gate_matches_oracle(backend, activation, precision, (rows, width))
             }));
         }
     };
@@ -69,14 +69,14 @@ pub fn tests() -> Vec<Test> {
         for in_place in [false, true] {
             let place = if in_place { "_in_place" } else { "" };
             let name = format!("add::is_the_sum_{rows}x{width}{place}");
-            tests.push(Test::new(name, move |subject| is_the_sum(subject, rows, width, in_place)));
+            tests.push(Test::new(name, move |backend| is_the_sum(backend, rows, width, in_place)));
         }
     }
     tests
 }
 
 /// In f32, as the residual stream is, and to the bit.
-fn is_the_sum(subject: Subject, rows: usize, width: usize, in_place: bool) -> Outcome {
+fn is_the_sum(backend: Backend, rows: usize, width: usize, in_place: bool) -> Outcome {
     let inputs = [1, 2].map(|seed| Matrix::random(seed, rows, width));
     let mut setup = Setup::new(Precision::F32);
     let x = setup.f32_input("x", &inputs[0]);
@@ -88,11 +88,11 @@ fn is_the_sum(subject: Subject, rows: usize, width: usize, in_place: bool) -> Ou
     let pairs = inputs[0].data.iter().zip(&inputs[1].data);
     let expected = pairs.map(|(x, residual)| oracle::Approx::exactly(x + residual)).collect();
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
-    check(subject, &[plan], &weights, &[step])
+    check(backend, &[plan], &weights, &[step])
 }
 
 fn rope_matches_oracle(
-    subject: Subject,
+    backend: Backend,
     precision: Precision,
     (rows, num_heads, head_dim, rotary_dim): (usize, usize, usize, usize),
 ) -> Outcome {
@@ -120,11 +120,11 @@ fn rope_matches_oracle(
         expected.extend(rotated.iter().map(|value| value.stored(precision)));
         expected.extend(input.row(row)[width..].iter().map(|&x| oracle::Approx::exactly(x)));
     }
-    check(subject, &[plan], &weights, &[Step { plan: 0, inputs, expected }])
+    check(backend, &[plan], &weights, &[Step { plan: 0, inputs, expected }])
 }
 
 fn gate_matches_oracle(
-    subject: Subject,
+    backend: Backend,
     activation: Activation,
     precision: Precision,
     (rows, width): (usize, usize),
@@ -149,5 +149,5 @@ fn gate_matches_oracle(
     let expected = oracle::gate(activation, &gate, &up, precision);
     let expected = expected.into_iter().map(|value| value.stored(precision)).collect();
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
-    check(subject, &[plan], &weights, &[step])
+    check(backend, &[plan], &weights, &[step])
 }

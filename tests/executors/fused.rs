@@ -11,7 +11,7 @@ use std::iter;
 use crate::harness::{
     HALVES, Matrix, Setup, Step, Weights, bounds, check, one_sequence, smallest_kv, suffix,
 };
-use crate::{Outcome, Subject, Test, oracle};
+use crate::{Backend, Outcome, Test, oracle};
 
 /// Rows of x: as many as GPUs have fused kernels for, and one more.
 const ROWS: &[usize] = &[1, 2, 3, 7, 8, 9];
@@ -66,8 +66,8 @@ pub fn tests() -> Vec<Test> {
         let form = gate.map_or(String::new(), |gate| format!("_{}", gate.gate_name()));
         let bias = if has_bias { "_bias" } else { "" };
         let name = format!("norm_linear{form}::matches_oracle_{rows}x{n}x{k}{bias}");
-        tests.push(Test::new(name + &suffix(precision), move |subject| {
-            linear_matches_oracle(subject, &layer)
+        tests.push(Test::new(name + &suffix(precision), move |backend| {
+            linear_matches_oracle(backend, &layer)
         }));
     };
     for precision in Precision::ALL {
@@ -94,8 +94,8 @@ pub fn tests() -> Vec<Test> {
             "rope_append::is_rope_and_append_{rows}x{num_heads}x{num_kv_heads}x{head_dim}_rotary_{rotary_dim}{from}{}",
             suffix(precision)
         );
-        tests.push(Test::new(name, move |subject| {
-            is_rope_and_append(subject, &Rotated { precision, rows, heads, f32_rows })
+        tests.push(Test::new(name, move |backend| {
+            is_rope_and_append(backend, &Rotated { precision, rows, heads, f32_rows })
         }));
     };
     ROPE_SHAPES.iter().for_each(|&shape| add_rope(Precision::F32, shape, false));
@@ -154,7 +154,7 @@ impl Layer {
 
 /// Within the roundings in between; and, where rounding is the same, the bits of the operations
 /// that no executor can fuse.
-fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
+fn linear_matches_oracle(backend: Backend, layer: &Layer) -> Outcome {
     let &Layer { precision, rows, k, n, gate, has_bias } = layer;
     let x_rows = Matrix::random(1, rows, k);
     let stored = |values: Vec<oracle::Approx>| -> Vec<oracle::Approx> {
@@ -169,12 +169,12 @@ fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
     }
     let (plan, weights) = layer.plan(&x_rows, false, false);
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
-    if let ignored @ Completion::Ignored { .. } = check(subject, &[plan], &weights, &[step])? {
+    if let ignored @ Completion::Ignored { .. } = check(backend, &[plan], &weights, &[step])? {
         return Ok(ignored);
     }
     // One row has a kernel of its own, which rounds less, unless it is to have the bits that it has
     // among others.
-    let bits = |apart| logits(subject, &layer.plan(&x_rows, apart, rows == 1), rows).map_err(text);
+    let bits = |apart| logits(backend, &layer.plan(&x_rows, apart, rows == 1), rows).map_err(text);
     match bits(false)? == bits(true)? {
         true => Ok(Completion::Completed),
         false => Err("other bits than the operations apart".to_owned()),
@@ -242,12 +242,12 @@ impl Rotated {
 
 /// The rotated Q, and what attention makes of the cache, are those of the two operations, bit by
 /// bit.
-fn is_rope_and_append(subject: Subject, case: &Rotated) -> Outcome {
-    if subject.leaves_out_bf16 && case.precision == Precision::BF16 {
+fn is_rope_and_append(backend: Backend, case: &Rotated) -> Outcome {
+    if backend.leaves_out_bf16 && case.precision == Precision::BF16 {
         return Ok(Completion::ignored_with("as in f16, which runs"));
     }
     for attends in [false, true] {
-        let run = |fused| logits(subject, &case.plan(fused, attends), case.rows);
+        let run = |fused| logits(backend, &case.plan(fused, attends), case.rows);
         let (fused, parts) = (run(true), run(false));
         let (fused, parts) = (fused.map_err(text)?, parts.map_err(text)?);
         if fused.is_empty() || fused != parts {
@@ -260,11 +260,11 @@ fn is_rope_and_append(subject: Subject, case: &Rotated) -> Outcome {
 
 /// The bits of the logits of a step of one sequence, at positions from 0 on.
 fn logits(
-    subject: Subject,
+    backend: Backend,
     (plan, weights): &(Plan, Weights),
     rows: usize,
 ) -> Result<Vec<u32>, ExecError> {
-    let mut executor = (subject.open)(plan, weights)?;
+    let mut executor = (backend.open)(plan, weights)?;
     let prepared = executor.prepare(plan)?;
     let output = executor.run(prepared, &one_sequence(rows, 0), Want::Logits)?;
     Ok(output.logits.into_iter().map(f32::to_bits).collect())

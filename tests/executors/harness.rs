@@ -19,7 +19,7 @@ pub type Open = fn(&Plan, &dyn WeightSource) -> Result<Box<dyn Executor>, ExecEr
 
 /// An executor that is tested.
 #[derive(Clone, Copy)]
-pub struct Subject {
+pub struct Backend {
     pub name: &'static str,
     pub open: Open,
     pub is_there: bool,
@@ -269,37 +269,37 @@ pub struct Step {
 
 /// Opens an executor for the first plan, prepares all of them, runs the steps, and compares their
 /// logits; then again, which has to give the same bits. A case with more operations than the
-/// subject can take is ignored.
-pub fn check(subject: Subject, plans: &[Plan], weights: &Weights, steps: &[Step]) -> Outcome {
-    check_within(subject, &plans[0], plans, weights, steps)
+/// backend can take is ignored.
+pub fn check(backend: Backend, plans: &[Plan], weights: &Weights, steps: &[Step]) -> Outcome {
+    check_within(backend, &plans[0], plans, weights, steps)
 }
 
 /// [`check`] with an executor that is opened with `largest`, which no step runs.
 pub fn check_within(
-    subject: Subject,
+    backend: Backend,
     largest: &Plan,
     plans: &[Plan],
     weights: &Weights,
     steps: &[Step],
 ) -> Outcome {
     let is_bf16 = |plan: &Plan| plan.tensors.iter().any(|tensor| tensor.dtype == Dtype::BF16);
-    if subject.leaves_out_bf16 && plans.iter().any(is_bf16) {
+    if backend.leaves_out_bf16 && plans.iter().any(is_bf16) {
         return Ok(Completion::ignored_with("as in f16, which runs"));
     }
     let flops = |step: &Step| plans[step.plan].cost(&StepShape::of(&step.inputs)).flops;
     let flops: usize = steps.iter().map(flops).sum();
-    if flops > subject.max_flops {
-        let (name, max) = (subject.name, subject.max_flops);
+    if flops > backend.max_flops {
+        let (name, max) = (backend.name, backend.max_flops);
         let reason = format!("too large for {name}: {flops} operations, more than {max}");
         return Ok(Completion::ignored_with(reason));
     }
     let plans: Vec<Plan> = plans.iter().map(without_sampling).collect();
     let text = |error: ExecError| error.to_string();
-    let mut executor = (subject.open)(&without_sampling(largest), weights).map_err(text)?;
+    let mut executor = (backend.open)(&without_sampling(largest), weights).map_err(text)?;
     let prepared: Vec<PreparedPlan> =
         plans.iter().map(|plan| executor.prepare(plan)).collect::<Result<_, _>>().map_err(text)?;
     let mut first_bits: Vec<Vec<u32>> = Vec::new();
-    for round in 0..if flops > subject.max_repeated_flops { 1 } else { 2 } {
+    for round in 0..if flops > backend.max_repeated_flops { 1 } else { 2 } {
         for (index, step) in steps.iter().enumerate() {
             let output =
                 executor.run(prepared[step.plan], &step.inputs, Want::Logits).map_err(text)?;

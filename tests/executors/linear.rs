@@ -8,7 +8,7 @@ use crate::harness::{
     HALVES, Matrix, Setup, Step, bounds, check, finish_with_logits, one_sequence, smallest_kv,
     suffix,
 };
-use crate::{Outcome, Subject, Test, oracle};
+use crate::{Backend, Outcome, Test, oracle};
 
 /// Rows of x: a decode step, a few sequences, and one less and more than each tile.
 const ROWS: &[usize] = &[1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200];
@@ -34,8 +34,8 @@ pub fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     let mut add = |precision: Precision, m: usize, (k, n): (usize, usize), form: Form| {
         let name = format!("linear::matches_oracle_{m}x{n}x{k}_{form:?}").to_lowercase();
-        tests.push(Test::new(name + &suffix(precision), move |subject| {
-            matches_oracle(subject, precision, m, k, n, form)
+        tests.push(Test::new(name + &suffix(precision), move |backend| {
+            matches_oracle(backend, precision, m, k, n, form)
         }));
     };
     for &m in ROWS {
@@ -82,7 +82,7 @@ pub fn tests() -> Vec<Test> {
     }
     for (m, n, k) in [(64, 24, 72), (65, 24, 72), (129, 24, 72), (65, 24, 896)] {
         let name = format!("linear::accumulates_in_f16_{m}x{n}x{k}");
-        tests.push(Test::new(name, move |subject| accumulates_in_f16(subject, m, k, n)));
+        tests.push(Test::new(name, move |backend| accumulates_in_f16(backend, m, k, n)));
     }
     tests
 }
@@ -92,7 +92,7 @@ const MAX_ROWS_IN_F32: usize = 64;
 
 /// With accumulators in f16 the output is near that with accumulators in f32; where the option has
 /// no effect, it is the same.
-fn accumulates_in_f16(subject: Subject, m: usize, k: usize, n: usize) -> Outcome {
+fn accumulates_in_f16(backend: Backend, m: usize, k: usize, n: usize) -> Outcome {
     let run = |accumulate| -> Result<Vec<f32>, ExecError> {
         let mut setup = Setup::new(Precision::F16);
         setup.numerics.accumulate = accumulate;
@@ -102,7 +102,7 @@ fn accumulates_in_f16(subject: Subject, m: usize, k: usize, n: usize) -> Outcome
         setup.plan.op(Op::Linear(Linear::new(x, weight, out)));
         let bounds = bounds(m, 0);
         let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
-        let mut executor = (subject.open)(&plan, &weights)?;
+        let mut executor = (backend.open)(&plan, &weights)?;
         let prepared = executor.prepare(&plan)?;
         Ok(executor.run(prepared, &one_sequence(m, 0), Want::Logits)?.logits)
     };
@@ -110,7 +110,7 @@ fn accumulates_in_f16(subject: Subject, m: usize, k: usize, n: usize) -> Outcome
     let text = |error: ExecError| error.to_string();
     let error = relative_error(&in_f16.map_err(text)?, &in_f32.map_err(text)?);
     let is_in_f16 =
-        ["cuda", "cuda_sm_80", "emulated"].contains(&subject.name) && m > MAX_ROWS_IN_F32;
+        ["cuda", "cuda_sm_80", "emulated"].contains(&backend.name) && m > MAX_ROWS_IN_F32;
     // An accumulator is rounded to 11 bits after every MMA of 16 columns, and the output once.
     let bound = 1e-3 * (2.0 + k as f64 / 16.0).sqrt();
     if (error > 0.0) != is_in_f16 || error.is_nan() || error > bound {
@@ -128,7 +128,7 @@ fn relative_error(got: &[f32], wanted: &[f32]) -> f64 {
 }
 
 fn matches_oracle(
-    subject: Subject,
+    backend: Backend,
     precision: Precision,
     m: usize,
     k: usize,
@@ -189,5 +189,5 @@ fn matches_oracle(
         expected.iter_mut().for_each(|value| *value = value.stored(precision));
     }
     let step = Step { plan: 0, inputs: one_sequence(m, 0), expected };
-    check(subject, &[plan], &weights, &[step])
+    check(backend, &[plan], &weights, &[step])
 }

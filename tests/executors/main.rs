@@ -27,7 +27,7 @@ use halfwarp::exec::cuda::{self, CudaExecutor};
 use halfwarp::exec::emulated::EmulatedExecutor;
 use halfwarp::exec::{ExecError, Executor, Gemm, GpuOptions, Target, default_cubin_dir};
 use halfwarp::plan::{Plan, WeightSource};
-use harness::{Outcome, Subject};
+use harness::{Backend, Outcome};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Operations for which the emulator needs a good part of a second: cases with more are left out,
@@ -43,13 +43,13 @@ const MAX_REPEATED_FLOPS: usize = 30_000;
 /// A test of any executor, by name.
 pub struct Test {
     name: String,
-    run: Box<dyn Fn(Subject) -> Outcome + Send + Sync>,
+    run: Box<dyn Fn(Backend) -> Outcome + Send + Sync>,
 }
 
 impl Test {
     fn new(
         name: impl Into<String>,
-        run: impl Fn(Subject) -> Outcome + Send + Sync + 'static,
+        run: impl Fn(Backend) -> Outcome + Send + Sync + 'static,
     ) -> Self {
         Test { name: name.into(), run: Box::new(run) }
     }
@@ -113,7 +113,7 @@ fn main() {
     let arguments = Arguments::from_args();
     // Asked once, which also keeps the device's context from one test to the next.
     let has_cuda = cuda::first_device().is_some_and(|ordinal| cuda::free_memory(ordinal).is_ok());
-    let cpu = Subject {
+    let cpu = Backend {
         name: "cpu",
         open: open_cpu,
         is_there: true,
@@ -121,10 +121,10 @@ fn main() {
         max_flops: usize::MAX,
         max_repeated_flops: usize::MAX,
     };
-    let cuda = Subject { name: "cuda", open: open_cuda, is_there: has_cuda, ..cpu };
-    let sm_80 = Subject { name: "cuda_sm_80", open: open_sm_80, ..cuda };
+    let cuda = Backend { name: "cuda", open: open_cuda, is_there: has_cuda, ..cpu };
+    let sm_80 = Backend { name: "cuda_sm_80", open: open_sm_80, ..cuda };
     let has_cublas = has_cuda && cuda::cublas_version().is_ok();
-    let cublas = Subject { name: "cublas", open: open_cublas, is_there: has_cublas, ..cpu };
+    let cublas = Backend { name: "cublas", open: open_cublas, is_there: has_cublas, ..cpu };
     #[cfg(feature = "emulator")]
     let emulated = {
         let (max_flops, max_repeated_flops) = match support::runs_all() {
@@ -132,7 +132,7 @@ fn main() {
             false => (MAX_EMULATED_FLOPS[0], MAX_REPEATED_FLOPS),
         };
         let (name, open) = ("emulated", open_emulated);
-        Subject { name, open, leaves_out_bf16: true, max_flops, max_repeated_flops, ..cpu }
+        Backend { name, open, leaves_out_bf16: true, max_flops, max_repeated_flops, ..cpu }
     };
     let mut trials = vec![Trial::test("cuda::open::rejects_a_device_that_is_not_there", || {
         rejects::a_device_that_is_not_there().map_err(Failed::from)
@@ -146,11 +146,11 @@ fn main() {
         (emulated, all_tests()),
         (cublas, linear::tests()),
     ];
-    for (subject, tests) in suites {
+    for (backend, tests) in suites {
         for Test { name, run } in tests {
-            let name = format!("{}::{name}", subject.name);
-            let trial = Trial::ignorable_test(name, move || run(subject).map_err(Failed::from));
-            trials.push(trial.with_ignored_flag(!subject.is_there));
+            let name = format!("{}::{name}", backend.name);
+            let trial = Trial::ignorable_test(name, move || run(backend).map_err(Failed::from));
+            trials.push(trial.with_ignored_flag(!backend.is_there));
         }
     }
     libtest_mimic::run(&arguments, trials).exit();

@@ -6,14 +6,14 @@ use halfwarp::plan::{Plan, Precision};
 use libtest_mimic::Completion;
 
 use crate::harness::{Matrix, Setup, bounds, one_sequence, smallest_kv, suffix};
-use crate::{Outcome, Subject, Test};
+use crate::{Backend, Outcome, Test};
 
 pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = Precision::ALL
         .into_iter()
         .map(|precision| {
             let name = format!("run_ops::shows_the_values_of_each{}", suffix(precision));
-            Test::new(name, move |subject| shows_values(subject, precision))
+            Test::new(name, move |backend| shows_values(backend, precision))
         })
         .collect();
     tests.push(Test::new("run_ops::ends_at_the_first_error", ends_at_an_error));
@@ -30,22 +30,22 @@ fn input(precision: Precision) -> Matrix {
 
 /// A plan whose logits are the rows of [`input`], by way of an activation of the operand's type.
 fn prepared(
-    subject: Subject,
+    backend: Backend,
     precision: Precision,
 ) -> Result<(Box<dyn Executor>, PreparedPlan), ExecError> {
     let mut setup = Setup::new(precision);
     let out = setup.input("input", &input(precision));
     let bounds = bounds(ROWS, 0);
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
-    let mut executor = (subject.open)(&plan, &weights)?;
+    let mut executor = (backend.open)(&plan, &weights)?;
     let prepared = executor.prepare(&plan)?;
     Ok((executor, prepared))
 }
 
-fn shows_values(subject: Subject, precision: Precision) -> Outcome {
+fn shows_values(backend: Backend, precision: Precision) -> Outcome {
     let input = input(precision);
     let observe = || -> Result<_, ExecError> {
-        let (mut executor, prepared) = prepared(subject, precision)?;
+        let (mut executor, prepared) = prepared(backend, precision)?;
         let plan: Plan = executor.plan(prepared)?.clone();
         let mut seen = Vec::new();
         executor.run_ops(prepared, &one_sequence(ROWS, 0), &mut |index, activations| {
@@ -77,9 +77,9 @@ fn shows_values(subject: Subject, precision: Precision) -> Outcome {
     Ok(Completion::Completed)
 }
 
-fn ends_at_an_error(subject: Subject) -> Outcome {
+fn ends_at_an_error(backend: Backend) -> Outcome {
     let (mut executor, prepared) =
-        prepared(subject, Precision::F32).map_err(|error| error.to_string())?;
+        prepared(backend, Precision::F32).map_err(|error| error.to_string())?;
     let inputs = one_sequence(ROWS, 0);
     let mut calls = 0;
     let ended = executor.run_ops(prepared, &inputs, &mut |_, _| {
@@ -96,19 +96,19 @@ fn ends_at_an_error(subject: Subject) -> Outcome {
     }
 }
 
-fn times_operations(subject: Subject) -> Outcome {
+fn times_operations(backend: Backend) -> Outcome {
     const REPEATS: usize = 3;
     let (mut executor, prepared) =
-        prepared(subject, Precision::F32).map_err(|error| error.to_string())?;
+        prepared(backend, Precision::F32).map_err(|error| error.to_string())?;
     let num_ops = executor.plan(prepared).map_err(|error| error.to_string())?.ops.len();
     let times = executor.time_ops(prepared, &one_sequence(ROWS, 0), REPEATS);
     let StepTimes { ops_us, step_us, graph_us, event_us, num_launches } = match times {
         Ok(times) => times,
-        Err(ExecError::NoClock) if subject.name == "emulated" => return Ok(Completion::Completed),
+        Err(ExecError::NoClock) if backend.name == "emulated" => return Ok(Completion::Completed),
         Err(error) => return Err(error.to_string()),
     };
     let lists: Vec<_> = ops_us.iter().chain([&step_us]).chain(&graph_us).collect();
-    let has_graph = subject.name.starts_with("cu");
+    let has_graph = backend.name.starts_with("cu");
     let is_right = ops_us.len() == num_ops
         && graph_us.is_some() == has_graph
         && event_us.is_some() == has_graph

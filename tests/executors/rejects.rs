@@ -6,7 +6,7 @@ use halfwarp::plan::{Plan, StepInputs};
 use libtest_mimic::Completion;
 
 use crate::harness::{Matrix, Setup, Weights, bounds, one_sequence, smallest_kv};
-use crate::{Outcome, Subject, Test};
+use crate::{Backend, Outcome, Test};
 
 /// A change that makes the inputs of a step wrong, and its name.
 type Fault = (&'static str, fn(&mut StepInputs));
@@ -26,12 +26,12 @@ pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = FAULTS
         .iter()
         .map(|&(name, fault)| {
-            Test::new(format!("run::rejects_{name}"), move |subject| rejects(subject, fault))
+            Test::new(format!("run::rejects_{name}"), move |backend| rejects(backend, fault))
         })
         .collect();
-    tests.push(Test::new("run::rejects_a_plan_of_another_executor", |subject| {
+    tests.push(Test::new("run::rejects_a_plan_of_another_executor", |backend| {
         let (plan, weights) = plan();
-        let open = || (subject.open)(&plan, &weights).map_err(|error| error.to_string());
+        let open = || (backend.open)(&plan, &weights).map_err(|error| error.to_string());
         let (mut executor, mut other) = (open()?, open()?);
         // Both have a first plan.
         executor.prepare(&plan).map_err(|error| error.to_string())?;
@@ -42,9 +42,9 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// The executor refuses the faulty step, and runs a right one after it.
-fn rejects(subject: Subject, fault: fn(&mut StepInputs)) -> Outcome {
+fn rejects(backend: Backend, fault: fn(&mut StepInputs)) -> Outcome {
     let (plan, weights) = plan();
-    let mut executor = (subject.open)(&plan, &weights).map_err(|error| error.to_string())?;
+    let mut executor = (backend.open)(&plan, &weights).map_err(|error| error.to_string())?;
     let prepared = executor.prepare(&plan).map_err(|error| error.to_string())?;
     let mut faulty = one_sequence(4, 0);
     fault(&mut faulty);

@@ -5,7 +5,7 @@ use halfwarp::plan::{Op, Precision};
 use crate::harness::{
     HALVES, Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv, suffix,
 };
-use crate::{Outcome, Subject, Test, oracle};
+use crate::{Backend, Outcome, Test, oracle};
 
 /// Rows, groups, columns of a group.
 const SHAPES: &[(usize, usize, usize)] = &[
@@ -48,8 +48,8 @@ pub fn tests() -> Vec<Test> {
             Form::F32InPlace => "f32_in_place",
         };
         let name = format!("{rows}x{groups}x{width}_{place}{}", suffix(precision));
-        tests.push(Test::new(format!("rms_norm::matches_oracle_{name}"), move |subject| {
-            matches_oracle(subject, precision, shape, form)
+        tests.push(Test::new(format!("rms_norm::matches_oracle_{name}"), move |backend| {
+            matches_oracle(backend, precision, shape, form)
         }));
     };
     for &shape in SHAPES {
@@ -67,7 +67,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 fn matches_oracle(
-    subject: Subject,
+    backend: Backend,
     precision: Precision,
     (rows, groups, width): (usize, usize, usize),
     form: Form,
@@ -103,5 +103,5 @@ fn matches_oracle(
     let stored = if form == Form::F32InPlace { Precision::F32 } else { precision };
     let expected = expected.into_iter().map(|value| value.stored(stored)).collect();
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
-    check(subject, &[plan], &weights, &[step])
+    check(backend, &[plan], &weights, &[step])
 }

@@ -6,7 +6,7 @@ use crate::harness::{
     HALVES, Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv, suffix,
 };
 use crate::oracle::Approx;
-use crate::{Outcome, Subject, Test};
+use crate::{Backend, Outcome, Test};
 
 /// Tokens, and columns.
 const ROW_SHAPES: &[(usize, usize)] =
@@ -22,14 +22,14 @@ pub fn tests() -> Vec<Test> {
         .flat_map(|precision| HALF_ROW_SHAPES.iter().map(move |&shape| (precision, shape)));
     let rows = f32_rows.chain(half_rows).map(|(precision, (rows, width))| {
         let name = format!("embedding::brings_every_row_{rows}x{width}{}", suffix(precision));
-        Test::new(name, move |subject| brings_every_row(subject, precision, rows, width))
+        Test::new(name, move |backend| brings_every_row(backend, precision, rows, width))
     });
     let picked = Test::new("gather_rows::brings_the_rows_that_are_wanted", brings_wanted_rows);
     rows.chain([picked]).collect()
 }
 
 /// From a table of the operand's type, and through an activation of it.
-fn brings_every_row(subject: Subject, precision: Precision, rows: usize, width: usize) -> Outcome {
+fn brings_every_row(backend: Backend, precision: Precision, rows: usize, width: usize) -> Outcome {
     let input = Matrix::random(1, rows, width).rounded(precision);
     let mut setup = Setup::new(precision);
     let wide = setup.embedding("input", &input, precision.operand());
@@ -38,11 +38,11 @@ fn brings_every_row(subject: Subject, precision: Precision, rows: usize, width: 
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let expected = input.data.iter().map(|&x| Approx::exactly(x)).collect();
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
-    check(subject, &[plan], &weights, &[step])
+    check(backend, &[plan], &weights, &[step])
 }
 
 /// Two sequences, of which the first wants one row and the second two.
-fn brings_wanted_rows(subject: Subject) -> Outcome {
+fn brings_wanted_rows(backend: Backend) -> Outcome {
     let input = Matrix::random(1, 5, 70);
     let mut setup = Setup::default();
     let out = setup.input("input", &input);
@@ -56,5 +56,5 @@ fn brings_wanted_rows(subject: Subject) -> Outcome {
     inputs.push_sequence(&[3, 4, 2], 0, &[0], 1..3);
     let wanted = [1, 4, 2].map(|token: usize| input.row(token - 1));
     let expected = wanted.concat().into_iter().map(Approx::exactly).collect();
-    check(subject, &[plan], &weights, &[Step { plan: 0, inputs, expected }])
+    check(backend, &[plan], &weights, &[Step { plan: 0, inputs, expected }])
 }

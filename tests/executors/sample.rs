@@ -6,7 +6,7 @@ use kernels::sampling::noise::Noise;
 use libtest_mimic::Completion;
 
 use crate::harness::{Matrix, Setup, bounds, one_sequence, smallest_kv};
-use crate::{Outcome, Subject, Test};
+use crate::{Backend, Outcome, Test};
 
 /// Columns of a row of logits.
 const VOCAB_SIZES: &[usize] = &[1, 2, 31, 32, 33, 1023, 1024, 1025, 8193, 49_152, 151_936];
@@ -16,13 +16,13 @@ const SAMPLED_VOCAB_SIZES: &[usize] = &[2, 33, 1025, 8193, 49_152];
 
 pub fn tests() -> Vec<Test> {
     let greedy = VOCAB_SIZES.iter().map(|&vocab_size| {
-        Test::new(format!("sample::greedy_matches_oracle_{vocab_size}"), move |subject| {
-            greedy_matches_oracle(subject, vocab_size)
+        Test::new(format!("sample::greedy_matches_oracle_{vocab_size}"), move |backend| {
+            greedy_matches_oracle(backend, vocab_size)
         })
     });
     let sampled = SAMPLED_VOCAB_SIZES.iter().map(|&vocab_size| {
-        Test::new(format!("sample::matches_oracle_{vocab_size}"), move |subject| {
-            matches_oracle(subject, vocab_size)
+        Test::new(format!("sample::matches_oracle_{vocab_size}"), move |backend| {
+            matches_oracle(backend, vocab_size)
         })
     });
     let named = Test::new("sample::brings_the_logits_of_named_rows", brings_named_rows);
@@ -32,19 +32,19 @@ pub fn tests() -> Vec<Test> {
 
 /// What a step of the rows of `logits` brings back.
 fn run(
-    subject: Subject,
+    backend: Backend,
     logits: &Matrix,
     sampling: &[RowSampling],
     want: Want<'_>,
 ) -> Result<StepOutput, String> {
     let mut inputs = one_sequence(sampling.len(), 0);
     inputs.sampling = sampling.to_vec();
-    run_inputs(subject, logits, &inputs, want)
+    run_inputs(backend, logits, &inputs, want)
 }
 
 /// As [`run`], of a step of one sequence.
 fn run_inputs(
-    subject: Subject,
+    backend: Backend,
     logits: &Matrix,
     inputs: &StepInputs,
     want: Want<'_>,
@@ -54,7 +54,7 @@ fn run_inputs(
     let bounds = bounds(inputs.num_tokens(), 1);
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let run = || -> Result<StepOutput, ExecError> {
-        let mut executor = (subject.open)(&plan, &weights)?;
+        let mut executor = (backend.open)(&plan, &weights)?;
         let prepared = executor.prepare(&plan)?;
         // The second step finds what the first has left.
         executor.run(prepared, inputs, want)?;
@@ -64,14 +64,14 @@ fn run_inputs(
 }
 
 fn next_tokens(
-    subject: Subject,
+    backend: Backend,
     logits: &Matrix,
     sampling: &[RowSampling],
 ) -> Result<Vec<NextToken>, String> {
-    Ok(run(subject, logits, sampling, Want::NextTokens)?.next_tokens)
+    Ok(run(backend, logits, sampling, Want::NextTokens)?.next_tokens)
 }
 
-fn greedy_matches_oracle(subject: Subject, vocab_size: usize) -> Outcome {
+fn greedy_matches_oracle(backend: Backend, vocab_size: usize) -> Outcome {
     let mut input = Matrix::random(1, 8, vocab_size);
     let middle = vocab_size / 2;
     let row = |index: usize| index * vocab_size..(index + 1) * vocab_size;
@@ -89,7 +89,7 @@ fn greedy_matches_oracle(subject: Subject, vocab_size: usize) -> Outcome {
     input.data[row(6)][middle] = f32::INFINITY;
     input.data[row(7)].fill(f32::NEG_INFINITY);
 
-    let got = next_tokens(subject, &input, &[RowSampling::GREEDY; 8])?;
+    let got = next_tokens(backend, &input, &[RowSampling::GREEDY; 8])?;
     let expected: Vec<NextToken> = (0..8).map(|row| naive_argmax(input.row(row))).collect();
     if got != expected {
         return Err(format!("got {got:?}, expected {expected:?}"));
@@ -124,10 +124,10 @@ fn ways() -> Vec<RowSampling> {
     ]
 }
 
-fn matches_oracle(subject: Subject, vocab_size: usize) -> Outcome {
+fn matches_oracle(backend: Backend, vocab_size: usize) -> Outcome {
     let mut logits = Matrix::random(vocab_size as u64, 8, vocab_size);
     logits.data.iter_mut().for_each(|logit| *logit *= 6.0);
-    let got = next_tokens(subject, &logits, &ways())?;
+    let got = next_tokens(backend, &logits, &ways())?;
     for (row, (way, got)) in ways().iter().zip(got).enumerate() {
         let (expected, margin) = oracle(logits.row(row), way);
         if got != NextToken::Token(expected) && margin > 1e-5 {
@@ -166,15 +166,15 @@ fn oracle(row: &[f32], way: &RowSampling) -> (u32, f64) {
 }
 
 /// The tokens of all rows, and the logits of some that lie side by side and apart.
-fn brings_named_rows(subject: Subject) -> Outcome {
+fn brings_named_rows(backend: Backend) -> Outcome {
     let logits = Matrix::random(3, 8, 70);
     for rows in [vec![], vec![0], vec![7], vec![1, 2, 5], (0..8).collect()] {
-        let output = run(subject, &logits, &ways(), Want::LogitsOf(&rows))?;
+        let output = run(backend, &logits, &ways(), Want::LogitsOf(&rows))?;
         let wanted: Vec<f32> = rows.iter().flat_map(|&row| logits.row(row)).copied().collect();
         if output.logits != wanted {
             return Err(format!("other logits of {rows:?}"));
         }
-        if output.next_tokens != next_tokens(subject, &logits, &ways())? {
+        if output.next_tokens != next_tokens(backend, &logits, &ways())? {
             return Err(format!("other tokens beside the logits of {rows:?}"));
         }
     }
@@ -182,7 +182,7 @@ fn brings_named_rows(subject: Subject) -> Outcome {
 }
 
 /// Rows with many edits, with few and with none, against rows that were so before.
-fn edits_logits(subject: Subject) -> Outcome {
+fn edits_logits(backend: Backend) -> Outcome {
     const VOCAB_SIZE: usize = 9000;
     let logits = Matrix::random(4, 8, VOCAB_SIZE);
     let mut inputs = one_sequence(8, 0);
@@ -201,8 +201,8 @@ fn edits_logits(subject: Subject) -> Outcome {
         }
         inputs.edit_ends[row] = inputs.edits.len();
     }
-    let got = run_inputs(subject, &logits, &inputs, Want::NextTokens)?.next_tokens;
-    if got != next_tokens(subject, &changed, &ways())? {
+    let got = run_inputs(backend, &logits, &inputs, Want::NextTokens)?.next_tokens;
+    if got != next_tokens(backend, &changed, &ways())? {
         return Err(format!("other tokens: {got:?}"));
     }
     // More edits than there is room for.
@@ -210,7 +210,7 @@ fn edits_logits(subject: Subject) -> Outcome {
         inputs.edits.push(LogitEdit { token: 0, bias: 0.0, divisor: 1.0, penalty: 0.0 });
     }
     inputs.edit_ends[7] = inputs.edits.len();
-    match run_inputs(subject, &logits, &inputs, Want::NextTokens) {
+    match run_inputs(backend, &logits, &inputs, Want::NextTokens) {
         Err(error) if error.contains("beyond") => Ok(Completion::Completed),
         other => Err(format!("{other:?}")),
     }

@@ -11,14 +11,14 @@ const MAX_STEPS: usize = 4;
 
 /// An operand's layout in shared memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct OperandLayout {
     /// Whether elements of a column of A, or a row of B, are contiguous.
     pub mn_major: bool,
     /// The permutation of 16-byte chunks.
     pub swizzle: Swizzle,
 }
 
-impl Place {
+impl OperandLayout {
     /// MMAs along k in one tile: a K-major row has the swizzle's width.
     pub fn num_steps(self) -> usize {
         match (self.mn_major, self.swizzle) {

@@ -58,12 +58,12 @@ pub(crate) struct WarpCollective {
     pub arrived: Arrived,
     pub values: Box<[Words; WARP_SIZE]>,
     /// The first thread, and the first from another line.
-    first: Place,
-    elsewhere: Option<Place>,
+    first: CallSite,
+    elsewhere: Option<CallSite>,
 }
 
-/// A thread, and where it is in the kernel.
-type Place = (usize, &'static Location<'static>);
+/// A thread, and the line of the kernel that it is at.
+type CallSite = (usize, &'static Location<'static>);
 
 /// Threads of a warp or of a warpgroup.
 #[derive(Clone, Copy)]
@@ -134,7 +134,7 @@ pub(crate) struct Block {
     /// By warp.
     shared_accesses: Vec<WarpAccesses>,
     /// The first collective whose lanes came from different lines, and one lane of each.
-    pub pairing: Option<(&'static str, [Place; 2])>,
+    pub pairing: Option<(&'static str, [CallSite; 2])>,
 }
 
 impl Block {

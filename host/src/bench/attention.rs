@@ -33,7 +33,7 @@ use crate::plan::{
 
 /// What is measured.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct Config {
     /// The number of the GPU.
     pub gpu: usize,
     /// What the kernels are compiled for; `None`: the newest that the GPU can run.
@@ -49,15 +49,15 @@ const MAX_COPIES: usize = 16;
 /// Heads of rows that are verified.
 const SAMPLES: usize = 64;
 
-/// Measures `subject` at a shape.
+/// Measures `config` at a shape.
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
-    let mut calls = open(subject, shape, Timed::Attention)?;
+pub fn measure(config: &Config, shape: Shape) -> Result<Row<Shape>, BenchError> {
+    let mut calls = open(config, shape, Timed::Attention)?;
     let [us, min_us] = calls.us()?;
     let Calls { gpu, error, .. } = calls;
-    let precision = subject.precision;
+    let precision = config.precision;
     Ok(Row {
         op: shape.op(),
         implementation: "halfwarp",
@@ -82,13 +82,13 @@ pub enum Timed {
     KvAppend,
 }
 
-/// Makes calls of `subject` at a shape, and verifies attention over what was appended.
+/// Makes calls of `config` at a shape, and verifies attention over what was appended.
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn open(subject: &Subject, shape: Shape, timed: Timed) -> Result<Calls, BenchError> {
+pub fn open(config: &Config, shape: Shape, timed: Timed) -> Result<Calls, BenchError> {
     shape.check()?;
-    let &Subject { gpu: ordinal, target, precision, ref cubin_dir } = subject;
+    let &Config { gpu: ordinal, target, precision, ref cubin_dir } = config;
     let options = GpuOptions { target, cubin_dir: cubin_dir.clone(), ..GpuOptions::default() };
     let copies = num_copies(shape.bytes(precision.operand()), MAX_COPIES);
     let bench = Bench { shape, precision, timed, copies };

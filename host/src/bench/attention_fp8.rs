@@ -36,7 +36,7 @@ const SAMPLES: usize = 64;
 
 /// What is measured.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct Config {
     /// The number of the GPU.
     pub gpu: usize,
     /// How weights and V are multiplied.
@@ -45,7 +45,7 @@ pub struct Subject {
     pub cubin_dir: Option<PathBuf>,
 }
 
-impl Subject {
+impl Config {
     /// The largest error: of the norm.
     fn max_error(&self) -> f64 {
         match self.mode {
@@ -55,17 +55,17 @@ impl Subject {
     }
 }
 
-/// Measures `subject` at a shape.
+/// Measures `config` at a shape.
 ///
 /// # Errors
 /// [`BenchError`]; [`ExecError::Unsupported`] in it where no kernel takes the shape.
-pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
-    let mut bench = KernelBench::open(subject.gpu, subject.cubin_dir.clone())?;
+pub fn measure(config: &Config, shape: Shape) -> Result<Row<Shape>, BenchError> {
+    let mut bench = KernelBench::open(config.gpu, config.cubin_dir.clone())?;
     let inputs = Inputs::new(shape);
     let element_bytes = size_of::<E4m3>();
     let cache_bytes = 2 * shape.batch * shape.kv_len() * inputs.kv_width() * element_bytes;
     let copies = num_copies(cache_bytes + inputs.tokens.len() * inputs.q_width(), MAX_COPIES);
-    let attention = AttentionFp8 { attention: inputs.attention()?, mode: subject.mode };
+    let attention = AttentionFp8 { attention: inputs.attention()?, mode: config.mode };
     let buffers = Buffers::new(&mut bench, &inputs, &attention)?;
     let mut launches = Vec::new();
     for _ in 0..copies {
@@ -81,7 +81,7 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
     let mut got = vec![0; size_of::<f16>() * inputs.tokens.len() * inputs.q_width()];
     bench.read(buffers.out.0, &mut got)?;
     let got: Vec<f16> = got.as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x)).collect();
-    let error = check_error(&shape, inputs.sampled_error(&got), subject.max_error())?;
+    let error = check_error(&shape, inputs.sampled_error(&got), config.max_error())?;
 
     let calls = calls_per_round(launches.len());
     let launches: Vec<Vec<Launch>> = launches.into_iter().map(|launch| vec![launch]).collect();
@@ -91,7 +91,7 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
     Ok(Row {
         op: shape.op(),
         implementation: "halfwarp",
-        dtype: if subject.mode == Mode::Fast { "e4m3_fast" } else { "e4m3" }.to_owned(),
+        dtype: if config.mode == Mode::Fast { "e4m3_fast" } else { "e4m3" }.to_owned(),
         shape,
         us,
         min_us,

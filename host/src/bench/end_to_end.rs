@@ -143,7 +143,7 @@ fn complete(
 
 /// What is timed, and on what.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct Config {
     /// The model's name.
     pub model: String,
     /// Bytes of the weights on the device.
@@ -164,7 +164,7 @@ pub struct Subject {
 #[derive(Clone, Debug)]
 pub struct Row {
     /// What was timed.
-    pub subject: Subject,
+    pub config: Config,
     /// What it did.
     pub test: Test,
     /// Microseconds of each repetition.
@@ -177,14 +177,14 @@ pub struct Row {
 /// As [`run`].
 pub fn measure(
     engine: &mut Engine,
-    subject: Subject,
+    config: Config,
     test: Test,
     repetitions: usize,
 ) -> Result<Row, EndToEndError> {
     run(engine, &test)?;
     let sample = |_| Ok(run(engine, &test)?.as_nanos() as f64 / 1e3);
     let samples_us = (0..repetitions).map(sample).collect::<Result<_, EndToEndError>>()?;
-    Ok(Row { subject, test, samples_us })
+    Ok(Row { config, test, samples_us })
 }
 
 impl Row {
@@ -203,8 +203,8 @@ impl Row {
     /// Everything there is to know of it, by key.
     pub fn fields(&self) -> [(&'static str, Value); 20] {
         let ([avg_us, stddev_us], [avg_ts, stddev_ts]) = (self.us(), self.tokens_per_second());
-        let Subject { model, model_size_bytes, n_params, device, gpu, dtype, batch_invariant } =
-            &self.subject;
+        let Config { model, model_size_bytes, n_params, device, gpu, dtype, batch_invariant } =
+            &self.config;
         let Test { n_prompt, n_gen, n_depth, sequences } = self.test;
         [
             ("build_commit", json!(env!("HALFWARP_COMMIT"))),
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn rates_count_the_tokens_of_all_sequences() {
-        let subject = Subject {
+        let config = Config {
             model: String::new(),
             model_size_bytes: 0,
             n_params: 0,
@@ -289,7 +289,7 @@ mod tests {
             batch_invariant: false,
         };
         let row = |test, samples_us: &[f64]| Row {
-            subject: subject.clone(),
+            config: config.clone(),
             test,
             samples_us: samples_us.to_vec(),
         };

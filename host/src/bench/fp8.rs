@@ -26,7 +26,7 @@ pub fn shapes() -> Vec<Shape> {
 
 /// What is measured.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct Config {
     /// The number of the GPU.
     pub gpu: usize,
     /// How outputs are accumulated.
@@ -35,14 +35,14 @@ pub struct Subject {
     pub cubin_dir: Option<PathBuf>,
 }
 
-/// Measures `subject` at a shape.
+/// Measures `config` at a shape.
 ///
 /// # Errors
 /// [`BenchError`]; [`ExecError::Unsupported`](crate::exec::ExecError::Unsupported) in it where no
 /// kernel takes the shape.
-pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
-    let layer = Fp8Layer::new(subject.accumulate, shape);
-    stored::measure(subject.gpu, subject.cubin_dir.clone(), &layer)
+pub fn measure(config: &Config, shape: Shape) -> Result<Row<Shape>, BenchError> {
+    let layer = Fp8Layer::new(config.accumulate, shape);
+    stored::measure(config.gpu, config.cubin_dir.clone(), &layer)
 }
 
 struct Fp8Layer {

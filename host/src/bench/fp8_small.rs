@@ -44,7 +44,7 @@ pub fn shapes() -> Vec<Shape> {
 
 /// What is measured: our kernels for the newest target that the GPU can run.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct Config {
     /// The number of the GPU.
     pub gpu: usize,
     /// Whether blocks of the weight have scales, and not rows.
@@ -53,14 +53,14 @@ pub struct Subject {
     pub cubin_dir: Option<PathBuf>,
 }
 
-/// Measures `subject` at a shape.
+/// Measures `config` at a shape.
 ///
 /// # Errors
 /// [`BenchError`]; [`ExecError::Unsupported`](crate::exec::ExecError::Unsupported) in it where no
 /// kernel takes the shape.
-pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
-    let layer = SmallLayer::new(shape, subject.block_scales);
-    stored::measure(subject.gpu, subject.cubin_dir.clone(), &layer)
+pub fn measure(config: &Config, shape: Shape) -> Result<Row<Shape>, BenchError> {
+    let layer = SmallLayer::new(shape, config.block_scales);
+    stored::measure(config.gpu, config.cubin_dir.clone(), &layer)
 }
 
 struct SmallLayer {

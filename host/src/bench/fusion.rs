@@ -12,7 +12,7 @@ mod tests;
 use serde::Serialize;
 
 use self::parts::Calls;
-pub use super::attention::Subject;
+pub use super::attention::Config;
 use super::kernels::{
     BenchError, calls_per_round, check_error, num_copies, relative_error, us_per_call,
 };
@@ -171,12 +171,12 @@ pub fn count(
 /// # Errors
 /// [`BenchError`].
 pub fn measure(
-    subject: &Subject,
+    config: &Config,
     part: Part,
     shape: ModelShape,
     rows: usize,
 ) -> Result<Vec<Row>, BenchError> {
-    let &Subject { gpu, target, precision, ref cubin_dir } = subject;
+    let &Config { gpu, target, precision, ref cubin_dir } = config;
     let options = GpuOptions { target, cubin_dir: cubin_dir.clone(), ..GpuOptions::default() };
     let one = Bench { part, shape, rows, precision, context: CONTEXT, copies: 1 };
     let (cost, _) = one.call_cost(Form::Fused)?;

@@ -72,7 +72,7 @@ pub fn shapes() -> Vec<Shape> {
 
 /// What is measured.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct Config {
     /// The number of the GPU.
     pub gpu: usize,
     /// Whose kernels are timed.
@@ -87,13 +87,13 @@ pub struct Subject {
     pub cubin_dir: Option<PathBuf>,
 }
 
-impl Subject {
+impl Config {
     /// Whether there can be such a measurement.
     ///
     /// # Errors
     /// [`BenchError::Plan`], and [`ExecError::Gemm`] in [`BenchError::Exec`].
     pub fn check(&self) -> Result<(), BenchError> {
-        let &Subject { gpu, gemm, accumulate, target, .. } = self;
+        let &Config { gpu, gemm, accumulate, target, .. } = self;
         self.numerics().check()?;
         gemm.compute_type(self.dtype()).map_err(ExecError::from)?;
         gemm.check_accumulate(accumulate, Device::Cuda(gpu)).map_err(ExecError::from)?;
@@ -124,19 +124,19 @@ const WEIGHTS: RandomWeights = RandomWeights::UNIFORM;
 const MAX_COPIES: usize = 48;
 const SAMPLES: usize = 256;
 
-/// Measures `subject` at a shape.
+/// Measures `config` at a shape.
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
-    let mut calls = open(subject, shape)?;
+pub fn measure(config: &Config, shape: Shape) -> Result<Row<Shape>, BenchError> {
+    let mut calls = open(config, shape)?;
     let [us, min_us] = calls.us()?;
     let Calls { gpu, error, .. } = calls;
-    let (gemm, dtype) = (subject.gemm, subject.dtype());
+    let (gemm, dtype) = (config.gemm, config.dtype());
     Ok(Row {
         op: "gemm",
         implementation: if gemm == Gemm::Halfwarp { "halfwarp" } else { "cublas" },
-        dtype: match subject.accumulates_in_f16() {
+        dtype: match config.accumulates_in_f16() {
             true => "f16_acc16".to_owned(),
             false => dtype.to_string().to_lowercase(),
         },
@@ -151,19 +151,19 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
     })
 }
 
-/// Makes calls of `subject` at a shape, and verifies one.
+/// Makes calls of `config` at a shape, and verifies one.
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn open(subject: &Subject, shape: Shape) -> Result<Calls, BenchError> {
-    subject.check()?;
-    let &Subject { gpu: ordinal, gemm, target, ref cubin_dir, .. } = subject;
+pub fn open(config: &Config, shape: Shape) -> Result<Calls, BenchError> {
+    config.check()?;
+    let &Config { gpu: ordinal, gemm, target, ref cubin_dir, .. } = config;
     let options =
         GpuOptions { gemm, target, cubin_dir: cubin_dir.clone(), ..GpuOptions::default() };
     let m = shape.m;
-    let copies = num_copies(shape.bytes(subject.dtype()), MAX_COPIES);
+    let copies = num_copies(shape.bytes(config.dtype()), MAX_COPIES);
     let calls = calls_per_round(copies);
-    let bench = Bench { shape, subject, copies };
+    let bench = Bench { shape, config, copies };
     let (two_rounds, one_round) = (bench.plan(2 * calls + 1)?, bench.plan(calls + 1)?);
     let gpu = CudaExecutor::open(ordinal, &options, &two_rounds, &WEIGHTS)?;
     let mut gpu = gpu.without_overlap();
@@ -182,7 +182,7 @@ pub fn open(subject: &Subject, shape: Shape) -> Result<Calls, BenchError> {
 /// Linear layers of one shape.
 struct Bench<'a> {
     shape: Shape,
-    subject: &'a Subject,
+    config: &'a Config,
     copies: usize,
 }
 
@@ -195,47 +195,47 @@ impl Bench<'_> {
         let Shape { m, n, .. } = self.shape;
         let bounds =
             Bounds { max_kv_len: m.next_multiple_of(PAGE_SIZE), ..Bounds::one_sequence(m) };
-        let kv = KvLayout::none(&bounds, self.subject.dtype());
+        let kv = KvLayout::none(&bounds, self.config.dtype());
         let mut plan = PlanBuilder::new();
         let operands: Vec<_> =
             (0..self.copies).map(|copy| self.operands(&mut plan, copy)).collect();
-        let output = plan.activation("c", Rows::Tokens, n, self.subject.dtype());
+        let output = plan.activation("c", Rows::Tokens, n, self.config.dtype());
         let verified = plan.activation("verified", Rows::Tokens, n, Dtype::F32);
         for call in 0..calls {
             let (x, weight) = operands[call % self.copies];
             let out = if call == 0 { verified } else { output };
             plan.op(Op::Linear(Linear::new(x, weight, out)));
         }
-        finish(plan, &self.subject.numerics(), bounds, kv, verified)
+        finish(plan, &self.config.numerics(), bounds, kv, verified)
     }
 
     /// An input and a weight. An input of 16 bits comes from a norm, which rounds.
     fn operands(&self, plan: &mut PlanBuilder, copy: usize) -> (View, WeightId) {
         let Shape { m, n, k } = self.shape;
         let table = plan.weight(Weight::whole(format!("a{copy}"), m, k, Dtype::F32));
-        let b = plan.weight(Weight::whole(format!("b{copy}"), n, k, self.subject.dtype()));
+        let b = plan.weight(Weight::whole(format!("b{copy}"), n, k, self.config.dtype()));
         let hidden = plan.activation(format!("hidden{copy}"), Rows::Tokens, k, Dtype::F32);
         plan.op(Op::Embedding { table, out: hidden });
-        if self.subject.dtype() == Dtype::F32 {
+        if self.config.dtype() == Dtype::F32 {
             return (hidden, b);
         }
-        let x = norm(plan, hidden, copy, self.subject.dtype());
+        let x = norm(plan, hidden, copy, self.config.dtype());
         (x, b)
     }
 
     /// What the norm makes of a row of the embedding.
     fn input(&self, row: &[f32]) -> Vec<f64> {
-        if self.subject.dtype() == Dtype::F32 {
+        if self.config.dtype() == Dtype::F32 {
             return row.iter().map(|&value| f64::from(value)).collect();
         }
-        normed(row, self.subject.dtype())
+        normed(row, self.config.dtype())
     }
 
     /// An accumulator in f16 is rounded after every MMA: by half a unit of 2^-10 each, in all
     /// growing as the root of their number, one for 16 of k.
     fn error_bound(&self) -> f64 {
-        match self.subject.dtype() {
-            _ if self.subject.accumulates_in_f16() => {
+        match self.config.dtype() {
+            _ if self.config.accumulates_in_f16() => {
                 1e-3 * (2.0 + self.shape.k as f64 / 16.0).sqrt()
             }
             Dtype::F32 => 1e-5,
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn the_plan_computes_what_is_verified() {
         for precision in Precision::ALL {
-            let subject = Subject {
+            let config = Config {
                 gpu: 0,
                 gemm: Gemm::Halfwarp,
                 accumulate: Accumulate::F32,
@@ -276,7 +276,7 @@ mod tests {
                 precision,
                 cubin_dir: None,
             };
-            let bench = Bench { shape: Shape { m: 3, n: 24, k: 40 }, subject: &subject, copies: 2 };
+            let bench = Bench { shape: Shape { m: 3, n: 24, k: 40 }, config: &config, copies: 2 };
             let plan = bench.plan(4).unwrap();
             let mut cpu = CpuExecutor::open(&plan, &WEIGHTS).unwrap();
             let prepared = cpu.prepare(&plan).unwrap();

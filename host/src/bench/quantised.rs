@@ -51,7 +51,7 @@ pub enum Path {
 
 /// What is measured: our kernels for the newest target that the GPU can run.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct Config {
     /// The number of the GPU.
     pub gpu: usize,
     /// The weight's format; activations are in f16.
@@ -62,14 +62,14 @@ pub struct Subject {
     pub cubin_dir: Option<PathBuf>,
 }
 
-/// Measures `subject` at a shape.
+/// Measures `config` at a shape.
 ///
 /// # Errors
 /// [`BenchError`]; [`ExecError::Unsupported`](crate::exec::ExecError::Unsupported) in it where no
 /// kernel takes the shape.
-pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
-    let layer = QuantisedLayer::new(subject.format, subject.path, shape);
-    stored::measure(subject.gpu, subject.cubin_dir.clone(), &layer)
+pub fn measure(config: &Config, shape: Shape) -> Result<Row<Shape>, BenchError> {
+    let layer = QuantisedLayer::new(config.format, config.path, shape);
+    stored::measure(config.gpu, config.cubin_dir.clone(), &layer)
 }
 
 struct QuantisedLayer {

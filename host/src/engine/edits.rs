@@ -8,15 +8,15 @@ use std::collections::HashMap;
 #[derive(Debug)]
 pub struct Edits {
     edits: Vec<LogitEdit>,
-    places: HashMap<u32, Place>,
+    by_token: HashMap<u32, TokenEdit>,
     repetition_penalty: f32,
     presence_penalty: f32,
     frequency_penalty: f32,
 }
 
-/// Where a token's edit is.
+/// The edit of a token, by its index.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct TokenEdit {
     index: usize,
     /// Whether the token was generated before.
     is_generated: bool,
@@ -26,9 +26,9 @@ impl Edits {
     /// Edits of the first row after `prompt`.
     pub fn new(sampling: &Sampling, prompt: &[u32]) -> Self {
         let &Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = sampling;
-        let (edits, places) = (Vec::new(), HashMap::new());
+        let (edits, by_token) = (Vec::new(), HashMap::new());
         let mut edits =
-            Edits { edits, places, repetition_penalty, presence_penalty, frequency_penalty };
+            Edits { edits, by_token, repetition_penalty, presence_penalty, frequency_penalty };
         for &(token, bias) in &sampling.logit_bias {
             edits.of(token).0.bias += bias;
         }
@@ -60,11 +60,11 @@ impl Edits {
     /// The edit of `token`, and whether it was generated before.
     fn of(&mut self, token: u32) -> (&mut LogitEdit, &mut bool) {
         let index = self.edits.len();
-        let place = self.places.entry(token).or_insert(Place { index, is_generated: false });
-        if place.index == index {
+        let found = self.by_token.entry(token).or_insert(TokenEdit { index, is_generated: false });
+        if found.index == index {
             self.edits.push(LogitEdit { token, bias: 0.0, divisor: 1.0, penalty: 0.0 });
         }
-        (&mut self.edits[place.index], &mut place.is_generated)
+        (&mut self.edits[found.index], &mut found.is_generated)
     }
 }
 

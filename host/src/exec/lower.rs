@@ -32,7 +32,7 @@ mod step_buffer;
 pub use self::collective::{only_16_bits, rank_workspace_bytes};
 pub use self::count::LoweredPlan;
 use self::dequantise::DensePools;
-use self::element::{Launched, Stored};
+use self::element::{DeviceElement, Launched};
 pub use self::fuse::fused;
 pub use self::libraries::{Libraries, Task, lower_with};
 pub use self::nccl::summed_dtype;
@@ -290,7 +290,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// An operation whose operands are of type `E`.
-    fn op_of<E: Stored>(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError>
+    fn op_of<E: DeviceElement>(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError>
     where
         f32: OutputOf<E>,
     {
@@ -414,7 +414,12 @@ impl<'a> Lowering<'a> {
     }
 
     /// `out = x + residual`.
-    fn add<E: Stored>(&self, x: View, residual: View, out: View) -> Result<Launched, ExecError>
+    fn add<E: DeviceElement>(
+        &self,
+        x: View,
+        residual: View,
+        out: View,
+    ) -> Result<Launched, ExecError>
     where
         f32: OutputOf<E>,
     {
@@ -428,7 +433,7 @@ impl<'a> Lowering<'a> {
         Ok(epilogue.launch(self.num_rows(out), &operands))
     }
 
-    fn prefill_attention<E: Stored>(
+    fn prefill_attention<E: DeviceElement>(
         &mut self,
         op: &Attention,
         pools: [DevicePtr<E>; 2],
@@ -440,7 +445,7 @@ impl<'a> Lowering<'a> {
         Ok(launcher.prefill(self.gpu, &seqs, &operands, &workspace, encode))
     }
 
-    fn decode_attention<E: Stored>(
+    fn decode_attention<E: DeviceElement>(
         &self,
         op: &Attention,
         pools: [DevicePtr<E>; 2],
@@ -474,7 +479,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn attention_operands<E: Stored>(
+    fn attention_operands<E: DeviceElement>(
         &self,
         op: &Attention,
         [k_pool, v_pool]: [DevicePtr<E>; 2],
@@ -506,13 +511,13 @@ impl<'a> Lowering<'a> {
         self.addresses.tensors[view.tensor.0] + (view.start * element_bytes) as u64
     }
 
-    fn view<T: Stored>(&self, view: View) -> Result<Operand<T>, ExecError> {
+    fn view<T: DeviceElement>(&self, view: View) -> Result<Operand<T>, ExecError> {
         let tensor = self.plan.tensor(view.tensor);
         check_dtype::<T>(&tensor.name, tensor.dtype)?;
         Ok(Operand::new(DevicePtr::new(self.address(view)), tensor.width))
     }
 
-    fn weight<T: Stored>(&self, id: WeightId) -> Result<DevicePtr<T>, ExecError> {
+    fn weight<T: DeviceElement>(&self, id: WeightId) -> Result<DevicePtr<T>, ExecError> {
         let weight = self.plan.weight(id);
         weight.parts.iter().try_for_each(|part| check_dtype::<T>(&part.source, part.storage))?;
         Ok(DevicePtr::new(self.addresses.weights[id.0]))
@@ -547,7 +552,7 @@ pub fn check_weights(plan: &Plan, gemm: Gemm) -> Result<(), ExecError> {
 }
 
 /// Refuses what is not stored as the kernel takes it.
-fn check_dtype<T: Stored>(what: &str, dtype: Dtype) -> Result<(), ExecError> {
+fn check_dtype<T: DeviceElement>(what: &str, dtype: Dtype) -> Result<(), ExecError> {
     if dtype == T::STORAGE {
         return Ok(());
     }

@@ -16,7 +16,7 @@ pub(super) struct Store(Mutex<Responses>);
 
 #[derive(Debug, Default)]
 struct Responses {
-    by_id: HashMap<String, Stored>,
+    by_id: HashMap<String, StoredResponse>,
     /// Ids of the responses by the time of their last use.
     by_use: BTreeMap<u64, String>,
     /// The responses of which items are.
@@ -26,7 +26,7 @@ struct Responses {
 }
 
 #[derive(Debug)]
-struct Stored {
+struct StoredResponse {
     previous: Option<String>,
     /// The items of the request, as JSON: values would take several times its size.
     input: String,
@@ -36,7 +36,7 @@ struct Stored {
     last_use: u64,
 }
 
-impl Stored {
+impl StoredResponse {
     fn num_bytes(&self) -> usize {
         let ids: usize = self.item_ids.iter().map(String::len).sum();
         self.input.len() + self.object.len() + ids
@@ -58,7 +58,8 @@ impl Store {
         let id = |value: &Value| value["id"].as_str().unwrap_or_default().to_owned();
         let items = object["output"].as_array().map(Vec::as_slice).unwrap_or_default();
         let item_ids = items.iter().map(id).collect();
-        let stored = Stored { previous, input, object: object.to_string(), item_ids, last_use: 0 };
+        let stored =
+            StoredResponse { previous, input, object: object.to_string(), item_ids, last_use: 0 };
         self.lock().put(id(object), stored, MAX_RESPONSES, MAX_BYTES);
     }
 
@@ -109,7 +110,7 @@ impl Responses {
     }
 
     /// One that is too large alone is not stored.
-    fn put(&mut self, id: String, stored: Stored, max_responses: usize, max_bytes: usize) {
+    fn put(&mut self, id: String, stored: StoredResponse, max_responses: usize, max_bytes: usize) {
         let num_bytes = stored.num_bytes();
         if num_bytes > max_bytes {
             return;
@@ -125,7 +126,7 @@ impl Responses {
         self.touch(&id);
     }
 
-    fn remove(&mut self, id: &str) -> Option<Stored> {
+    fn remove(&mut self, id: &str) -> Option<StoredResponse> {
         let stored = self.by_id.remove(id)?;
         self.by_use.remove(&stored.last_use);
         self.num_bytes -= stored.num_bytes();
@@ -141,8 +142,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn stored(id: &str, previous: Option<&str>) -> Stored {
-        Stored {
+    fn stored(id: &str, previous: Option<&str>) -> StoredResponse {
+        StoredResponse {
             previous: previous.map(str::to_owned),
             input: json!([{ "input": id }]).to_string(),
             object: json!({ "id": id, "output": [{ "id": format!("item-{id}") }] }).to_string(),
@@ -181,7 +182,7 @@ mod tests {
         let put = |id: &str, previous: Option<&str>, max_responses, max_bytes| {
             let mut responses = store.lock();
             responses.put(id.to_owned(), stored(id, previous), max_responses, max_bytes);
-            let sum: usize = responses.by_id.values().map(Stored::num_bytes).sum();
+            let sum: usize = responses.by_id.values().map(StoredResponse::num_bytes).sum();
             assert_eq!(
                 (responses.num_bytes, responses.by_item.len()),
                 (sum, responses.by_id.len())

@@ -7,9 +7,9 @@ use half::{bf16, f16};
 
 /// What an operation stored.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stored {
+pub struct OpOutput {
     /// What it is.
-    pub place: Place,
+    pub place: OutputName,
     /// Element type of the memory.
     pub dtype: Dtype,
     /// Columns.
@@ -20,7 +20,7 @@ pub struct Stored {
 
 /// A value of a step: what an operation stored in a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct OutputName {
     /// The layer; none before the first and after the last.
     pub layer: Option<usize>,
     /// The operation's result, such as `gate_up`.
@@ -29,7 +29,7 @@ pub struct Place {
     pub is_residual: bool,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for OutputName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.layer {
             Some(layer) => write!(f, "layer {layer}, {}", self.name),
@@ -38,9 +38,9 @@ impl std::fmt::Display for Place {
     }
 }
 
-impl Place {
+impl OutputName {
     /// What `op` stores; `None` for one whose result is no activation of every form.
-    pub fn of(plan: &Plan, op: &Op) -> Option<Place> {
+    pub fn of(plan: &Plan, op: &Op) -> Option<OutputName> {
         let out = op.writes().first().copied()?;
         let is_residual =
             matches!(op, Op::Add { .. } | Op::Linear(Linear { residual: Some(_), .. }));
@@ -61,7 +61,7 @@ impl Place {
             (_, Some(layer)) => label.strip_prefix(&format!("layers.{layer}.")).unwrap_or(label),
             (_, None) => label,
         };
-        Some(Place { layer, name: name.to_owned(), is_residual })
+        Some(OutputName { layer, name: name.to_owned(), is_residual })
     }
 }
 
@@ -130,7 +130,7 @@ pub fn largest(dtype: Dtype) -> f64 {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
     /// The operation.
-    pub place: Place,
+    pub place: OutputName,
     /// Element types, of reference and candidate.
     pub dtypes: [Dtype; 2],
     /// Magnitude of the reference's values.
@@ -145,7 +145,7 @@ pub struct Difference {
 
 impl Difference {
     /// Compares what both stored; of rows of different widths the columns that both have.
-    pub fn new(reference: &Stored, candidate: &Stored) -> Self {
+    pub fn new(reference: &OpOutput, candidate: &OpOutput) -> Self {
         let width = reference.width.min(candidate.width).max(1);
         let rows = reference
             .values
@@ -183,7 +183,7 @@ impl Difference {
 
 /// Compares the values of both settings, in the order of the reference's operations. What a fused
 /// operation does not store is left out.
-pub fn compare(reference: &[Stored], candidate: &[Stored]) -> Vec<Difference> {
+pub fn compare(reference: &[OpOutput], candidate: &[OpOutput]) -> Vec<Difference> {
     let mut others = candidate.iter();
     let found = reference.iter().filter_map(|stored| {
         let mut rest = others.clone();
@@ -200,9 +200,9 @@ mod tests {
     use crate::Model;
     use crate::plan::{Bounds, Numerics, Precision};
 
-    fn stored(name: &str, dtype: Dtype, width: usize, values: &[f32]) -> Stored {
-        let place = Place { layer: Some(1), name: name.to_owned(), is_residual: false };
-        Stored { place, dtype, width, values: values.to_vec() }
+    fn stored(name: &str, dtype: Dtype, width: usize, values: &[f32]) -> OpOutput {
+        let place = OutputName { layer: Some(1), name: name.to_owned(), is_residual: false };
+        OpOutput { place, dtype, width, values: values.to_vec() }
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn what_only_one_setting_stores_is_left_out() {
-        let of = |names: &[&str]| -> Vec<Stored> {
+        let of = |names: &[&str]| -> Vec<OpOutput> {
             names.iter().map(|name| stored(name, Dtype::F32, 1, &[1.0])).collect()
         };
         let all = of(&["norm", "qkv", "gate_up", "gated", "down"]);
@@ -261,8 +261,9 @@ mod tests {
         let model = Model::open(golden).unwrap();
         let bounds = Bounds { max_kv_len: 64, ..Bounds::one_sequence(4) };
         let plan = model.plan(&Numerics::from(Precision::F32), bounds, 1).unwrap();
-        let places: Vec<Place> = plan.ops.iter().filter_map(|op| Place::of(&plan, op)).collect();
-        let shown: Vec<String> = places.iter().map(Place::to_string).collect();
+        let places: Vec<OutputName> =
+            plan.ops.iter().filter_map(|op| OutputName::of(&plan, op)).collect();
+        let shown: Vec<String> = places.iter().map(OutputName::to_string).collect();
         let in_layer = |layer: usize| {
             let names = [
                 "attention_norm",

@@ -1,7 +1,7 @@
 //! One setting on the device: its outputs, its times, its memory.
 
 use super::inputs::{HaikuPrompt, Inputs};
-use super::layers::{Place, Stored};
+use super::layers::{OpOutput, OutputName};
 use super::{Options, Run, Settings, ValidateError, haiku::Haiku};
 use crate::{
     Engine, EngineError, EngineOptions, FinishReason, Model, PrecisionChoice, Request, Sampling,
@@ -15,7 +15,7 @@ use std::time::Instant;
 pub struct Outcome {
     pub run: Run,
     pub device: String,
-    pub stored: Vec<Stored>,
+    pub stored: Vec<OpOutput>,
     pub haiku: Option<Haiku>,
     /// Logits where the reference chose the tokens of its haiku, `[num_tokens, vocab_size]`.
     pub forced: Vec<f32>,
@@ -137,13 +137,13 @@ fn generate(
 }
 
 /// What each operation stores for `tokens`.
-fn observe(engine: &mut Engine, tokens: &[u32]) -> Result<Vec<Stored>, ValidateError> {
+fn observe(engine: &mut Engine, tokens: &[u32]) -> Result<Vec<OpOutput>, ValidateError> {
     let mut stored = Vec::new();
     engine.observe_prompt(tokens, &mut |plan, index, activations| {
         let op = &plan.ops[index];
-        if let (Some(place), Some(&view)) = (Place::of(plan, op), op.writes().first()) {
+        if let (Some(place), Some(&view)) = (OutputName::of(plan, op), op.writes().first()) {
             let (dtype, values) = (plan.dtype(view), activations.rows(view)?);
-            stored.push(Stored { place, dtype, width: view.width, values });
+            stored.push(OpOutput { place, dtype, width: view.width, values });
         }
         Ok(())
     })?;

@@ -19,17 +19,17 @@ pub(super) const LIST_LEN: u32 = 4096;
 /// Listed tokens of a thread of the last block.
 const PER_THREAD: u32 = LIST_LEN / NUM_THREADS;
 
-/// Where a token is in the order: its distance, then its id.
+/// A token by its place in the order: its distance, then its id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place(u64);
+struct SortKey(u64);
 
-impl Place {
+impl SortKey {
     /// After every token.
-    const END: Place = Place(u64::MAX);
+    const END: SortKey = SortKey(u64::MAX);
 
     #[inline(always)]
     fn new(distance: f32, token: u32) -> Self {
-        Place(u64::from(distance.to_bits()) << 32 | u64::from(token))
+        SortKey(u64::from(distance.to_bits()) << 32 | u64::from(token))
     }
 
     #[inline(always)]
@@ -45,7 +45,7 @@ impl Place {
     /// A token alone; none at the end.
     #[inline(always)]
     fn tally(self) -> Tally {
-        if self == Place::END {
+        if self == SortKey::END {
             Tally::ZERO
         } else {
             Tally { count: 1, mass: mass(self.distance()) }
@@ -73,9 +73,9 @@ impl Race {
 
     /// As [`Race::entry`], with its bits.
     #[inline(always)]
-    fn entry_at(&self, place: Place) -> Best {
-        let token = place.token();
-        self.entry(place.distance(), token, self.sampling.noise().bits(token))
+    fn entry_at(&self, key: SortKey) -> Best {
+        let token = key.token();
+        self.entry(key.distance(), token, self.sampling.noise().bits(token))
     }
 
     /// Whether a token of an undecided bin is kept, by the tokens before it: `mass` is that of the
@@ -113,7 +113,7 @@ impl Race {
                         unsafe {
                             let index = len.fetch_add(0, 1, Order::Relaxed, Scope::Gpu);
                             if index < LIST_LEN {
-                                list.set(index as usize, Place::new(distance, token).0);
+                                list.set(index as usize, SortKey::new(distance, token).0);
                             }
                         }
                     }
@@ -126,25 +126,25 @@ impl Race {
     /// The thread's best of the listed tokens that are kept.
     ///
     /// # Safety
-    /// 1. All threads of the block call this; `places` has `LIST_LEN` elements, of which the list has
+    /// 1. All threads of the block call this; `keys` has `LIST_LEN` elements, of which the list has
     ///    `len`. `tallies` is as in [`Tally::scan_block`].
     #[inline(always)]
     unsafe fn of_list(
         &self,
         list: GlobalMut<u64>,
         len: u32,
-        (places, tallies): (Shared<u64>, Shared<u32>),
+        (keys, tallies): (Shared<u64>, Shared<u32>),
     ) -> Best {
         let first = thread::thread_idx_x() * PER_THREAD;
         // SAFETY: indices are inside by the loops' bounds; barriers are between writes and reads.
         unsafe {
             let mut i = thread::thread_idx_x();
             while i < LIST_LEN {
-                places.set(i, if i < len { list.get(i as usize) } else { Place::END.0 });
+                keys.set(i, if i < len { list.get(i as usize) } else { SortKey::END.0 });
                 i += NUM_THREADS;
             }
-            sort(places, len);
-            let own = |i: u32| Place(places.get(first + i));
+            sort(keys, len);
+            let own = |i: u32| SortKey(keys.get(first + i));
             let mut tally = Tally::ZERO;
             for i in 0..PER_THREAD {
                 tally = tally.plus(own(i).tally());
@@ -169,11 +169,11 @@ impl Race {
             }
             let (mut best, mut before) = (Best::NONE, first_before);
             for i in 0..PER_THREAD {
-                let place = own(i);
-                if place != Place::END && self.is_kept(before, of_top_k) {
-                    best = best.or(self.entry_at(place));
+                let key = own(i);
+                if key != SortKey::END && self.is_kept(before, of_top_k) {
+                    best = best.or(self.entry_at(key));
                 }
-                before = before.plus(place.tally());
+                before = before.plus(key.tally());
             }
             best
         }
@@ -184,15 +184,15 @@ impl Race {
     /// # Safety
     /// 1. All threads of the block call this; `tallies` is as in [`Tally::scan_block`].
     #[inline(always)]
-    unsafe fn up_to(&self, row: Row, last: Place, tallies: Shared<u32>) -> Tally {
+    unsafe fn up_to(&self, row: Row, last: SortKey, tallies: Shared<u32>) -> Tally {
         let mut tally = Tally::ZERO;
         let mut token = thread::thread_idx_x();
         while token < row.vocab_size {
             // SAFETY: inside by the check.
-            if let Some(place) = unsafe { self.undecided_place(row, token) }
-                && place <= last
+            if let Some(key) = unsafe { self.undecided_key(row, token) }
+                && key <= last
             {
-                tally = tally.plus(place.tally());
+                tally = tally.plus(key.tally());
             }
             token += NUM_THREADS;
         }
@@ -200,21 +200,21 @@ impl Race {
         unsafe { self.undecided.before.plus(tally.scan_block(tallies).1) }
     }
 
-    /// The place of a token, if its bin is undecided.
+    /// The key of a token, if its bin is undecided.
     ///
     /// # Safety
     /// 1. `token` is below `vocab_size`.
     #[inline(always)]
-    unsafe fn undecided_place(&self, row: Row, token: u32) -> Option<Place> {
+    unsafe fn undecided_key(&self, row: Row, token: u32) -> Option<SortKey> {
         // SAFETY: the caller's promise.
         let distance = self.maximum - unsafe { row.logits.get(token as usize) };
         let Undecided { first, last, .. } = self.undecided;
         let bin = bin_of(distance);
         let is_undecided = distance < f32::INFINITY && first <= bin && bin <= last;
-        is_undecided.then(|| Place::new(distance, token))
+        is_undecided.then(|| SortKey::new(distance, token))
     }
 
-    /// The first place up to which there are tokens enough.
+    /// The first key up to which there are tokens enough.
     ///
     /// # Safety
     /// 1. As [`Race::up_to`].
@@ -224,18 +224,18 @@ impl Race {
         row: Row,
         is_enough: impl Fn(Tally) -> bool,
         tallies: Shared<u32>,
-    ) -> Place {
-        let (mut low, mut high) = (0, Place::END.0);
+    ) -> SortKey {
+        let (mut low, mut high) = (0, SortKey::END.0);
         while low < high {
             let middle = low + (high - low) / 2;
             // SAFETY: the caller's promise; all threads have the same bounds.
-            if is_enough(unsafe { self.up_to(row, Place(middle), tallies) }) {
+            if is_enough(unsafe { self.up_to(row, SortKey(middle), tallies) }) {
                 high = middle;
             } else {
                 low = middle + 1;
             }
         }
-        Place(low)
+        SortKey(low)
     }
 
     /// The thread's best of the kept tokens of undecided bins, without a list.
@@ -249,12 +249,12 @@ impl Race {
         unsafe {
             let top_k = sampling.top_k();
             let mut last = match top_k {
-                u32::MAX => Place::END,
+                u32::MAX => SortKey::END,
                 _ => self.bisect(row, |tally| tally.count >= top_k, tallies),
             };
             if sampling.has_top_p() {
                 let of_top_k = match last {
-                    Place::END => self.undecided.row_mass,
+                    SortKey::END => self.undecided.row_mass,
                     _ => self.up_to(row, last, tallies).mass,
                 };
                 let wanted = sampling.wanted_mass(of_top_k);
@@ -264,10 +264,10 @@ impl Race {
             let mut best = Best::NONE;
             let mut token = thread::thread_idx_x();
             while token < row.vocab_size {
-                if let Some(place) = self.undecided_place(row, token)
-                    && place <= last
+                if let Some(key) = self.undecided_key(row, token)
+                    && key <= last
                 {
-                    best = best.or(self.entry_at(place));
+                    best = best.or(self.entry_at(key));
                 }
                 token += NUM_THREADS;
             }
@@ -276,13 +276,13 @@ impl Race {
     }
 }
 
-/// Sorts the first `len` places by a bitonic network.
+/// Sorts the first `len` keys by a bitonic network.
 ///
 /// # Safety
-/// 1. All threads of the block call this; `places` has `LIST_LEN` elements, at least `len`, and those
-///    from `len` on are [`Place::END`].
+/// 1. All threads of the block call this; `keys` has `LIST_LEN` elements, at least `len`, and those
+///    from `len` on are [`SortKey::END`].
 #[inline(always)]
-unsafe fn sort(places: Shared<u64>, len: u32) {
+unsafe fn sort(keys: Shared<u64>, len: u32) {
     let padded_len = len.next_power_of_two();
     let mut size = 2;
     while size <= padded_len {
@@ -294,11 +294,11 @@ unsafe fn sort(places: Shared<u64>, len: u32) {
                 let low = 2 * pair - pair % stride;
                 // SAFETY: `low + stride` is below `padded_len`; each pair is one thread's.
                 unsafe {
-                    let (a, b) = (places.get(low), places.get(low + stride));
+                    let (a, b) = (keys.get(low), keys.get(low + stride));
                     let is_ascending = low & size == 0;
                     if (a > b) == is_ascending {
-                        places.set(low, b);
-                        places.set(low + stride, a);
+                        keys.set(low, b);
+                        keys.set(low + stride, a);
                     }
                 }
                 pair += NUM_THREADS;
@@ -384,9 +384,9 @@ pub unsafe fn sample_draw_f32(
             };
             let num_listed = len.get(0);
             let tallies = shared_array![u32; TALLIES_LEN as usize];
-            let places = shared_array![u64; LIST_LEN as usize];
+            let keys = shared_array![u64; LIST_LEN as usize];
             let listed = match num_listed <= LIST_LEN {
-                true => race.of_list(list, num_listed, (places, tallies)),
+                true => race.of_list(list, num_listed, (keys, tallies)),
                 false => race.of_row(row_of, tallies),
             };
             best = best.or(listed).reduce_block(shared);

@@ -161,7 +161,7 @@ impl Case {
     }
 
     /// The step, where sequences with so many new tokens decode.
-    fn step<E: Stored>(
+    fn step<E: HostElement>(
         &self,
         device: &mut Device,
         values: &Values,
@@ -181,7 +181,7 @@ impl Case {
 
     /// The outputs of a step; a row more is not written.
     #[track_caller]
-    fn read<E: Stored>(&self, device: &Device, out: Rows<E>) -> Vec<f32> {
+    fn read<E: HostElement>(&self, device: &Device, out: Rows<E>) -> Vec<f32> {
         device.read_rows(out, [self.tokens(), self.tokens() + 1], self.width())
     }
 

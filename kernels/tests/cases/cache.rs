@@ -58,7 +58,11 @@ impl<'a> Case<'a> {
     }
 
     /// What is left by one launch, or where not `fused` by a rotation and an append.
-    fn run<T: Stored, C: Stored + NarrowedFrom<T>>(&self, fused: bool, seed: u64) -> Outcome {
+    fn run<T: HostElement, C: HostElement + NarrowedFrom<T>>(
+        &self,
+        fused: bool,
+        seed: u64,
+    ) -> Outcome {
         let (num_heads, num_kv_heads, head_dim, rotary_dim) = self.shape;
         let (tokens, max_tokens) = (self.slots.len(), self.slots.len() + 1);
         let mut device = Device::default();
@@ -129,7 +133,7 @@ impl<'a> Case<'a> {
 }
 
 /// One launch and two against the oracle, and bit by bit against each other.
-fn check<T: Stored, C: Stored + NarrowedFrom<T>>(shape: Shape, slots: &[u32], seed: u64) {
+fn check<T: HostElement, C: HostElement + NarrowedFrom<T>>(shape: Shape, slots: &[u32], seed: u64) {
     let case = Case::random::<T>(shape, slots, seed);
     let name = format!("{shape:?}, {} tokens, {:?} to {:?}", slots.len(), T::DTYPE, C::DTYPE);
     let [fused, unfused] = [true, false].map(|fused| {

@@ -32,7 +32,7 @@ struct Call<E> {
 
 /// Adds a call of all ranks. By one shot, it is in place if `width` is even. Two shots access
 /// tensors of peers: there one launch writes the rank's own, `shared`, and another one reads the sum.
-fn call<E: Stored + Half>(
+fn call<E: HostElement + Half>(
     group: &mut Group,
     (algorithm, width): (Algorithm, usize),
     salt: u64,
@@ -46,7 +46,7 @@ fn call<E: Stored + Half>(
 }
 
 /// As [`call`], on these tensors.
-fn call_on<E: Stored + Half>(
+fn call_on<E: HostElement + Half>(
     group: &mut Group,
     (algorithm, width): (Algorithm, usize),
     inputs: &[Vec<f32>],
@@ -79,11 +79,11 @@ fn call_on<E: Stored + Half>(
 }
 
 /// Tensors that all devices access.
-fn shared<E: Stored>(group: &mut Group, len: usize) -> Vec<DevicePtr<E>> {
+fn shared<E: HostElement>(group: &mut Group, len: usize) -> Vec<DevicePtr<E>> {
     (0..group.ranks.len()).map(|rank| group.poisoned("tensor", rank, len)).collect()
 }
 
-impl<E: Stored> Call<E> {
+impl<E: HostElement> Call<E> {
     /// Every rank has the sum, in the same bits.
     #[track_caller]
     fn assert_right(&self, group: &Group, case: &str) {
@@ -96,11 +96,11 @@ impl<E: Stored> Call<E> {
     }
 }
 
-fn check<E: Stored + Half>(world: usize, (algorithm, width): (Algorithm, usize), seed: u64) {
+fn check<E: HostElement + Half>(world: usize, (algorithm, width): (Algorithm, usize), seed: u64) {
     check_calls::<E>(NUM_CALLS, world, (algorithm, width), seed);
 }
 
-fn check_calls<E: Stored + Half>(
+fn check_calls<E: HostElement + Half>(
     num_calls: usize,
     world: usize,
     (algorithm, width): (Algorithm, usize),

@@ -32,9 +32,9 @@ pub const EPS: f32 = 0.25;
 pub const SILU: Option<Activation> = Some(Activation::Silu);
 
 /// An element of operands.
-pub trait Half: Operand16 + Stored + NarrowedFrom<f32> {}
+pub trait Half: Operand16 + HostElement + NarrowedFrom<f32> {}
 
-impl<E: Operand16 + Stored + NarrowedFrom<f32>> Half for E {}
+impl<E: Operand16 + HostElement + NarrowedFrom<f32>> Half for E {}
 
 /// What the outputs are.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -223,7 +223,7 @@ impl Case {
     }
 
     /// The layer as the host has it.
-    pub fn layer<E: Stored>(&self, order: SumOrder) -> Layer {
+    pub fn layer<E: HostElement>(&self, order: SumOrder) -> Layer {
         let &Case { rows: [_, max_rows], n, k, gate, .. } = self;
         let weight = match self.weight {
             Weight::Dense => layer::Weight::Dense,
@@ -239,7 +239,7 @@ impl Case {
     }
 
     /// The operands in memory; the scales of rows in E4M3 are the workspace.
-    fn memory<E: Stored>(&self, device: &mut Device, operands: &Operands) -> layer::Operands {
+    fn memory<E: HostElement>(&self, device: &mut Device, operands: &Operands) -> layer::Operands {
         let &Case { rows: [num_rows, max_rows], n, k, pad, out_pad, normed, .. } = self;
         let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32]);
         let mut x = operands.x.first(num_rows);
@@ -308,7 +308,7 @@ impl Case {
 
     /// The last kernel's symbol and the outputs, of what `launches` gives.
     #[track_caller]
-    pub fn run_by<E: Stored>(
+    pub fn run_by<E: HostElement>(
         &self,
         operands: &Operands,
         seed: u64,

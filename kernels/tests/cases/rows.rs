@@ -50,7 +50,7 @@ fn floats(row: &[f64]) -> Vec<f32> {
 
 #[test]
 fn gather_rows_matches_oracle() {
-    fn check<T: Stored>(width: usize, seed: u64) {
+    fn check<T: HostElement>(width: usize, seed: u64) {
         let mut device = Device::default();
         let x = Matrix::random::<T>(9, width, seed);
         let num_rows = count(&mut device, "num_rows", NUM_ROWS);
@@ -86,7 +86,7 @@ fn place_columns_matches_oracle() {
 
 #[test]
 fn rms_norm_matches_oracle() {
-    fn check<X: Stored, Y: Stored + NarrowedFrom<X>, const IN_PLACE: bool>(
+    fn check<X: HostElement, Y: HostElement + NarrowedFrom<X>, const IN_PLACE: bool>(
         (num_groups, group_size): (usize, usize),
         seed: u64,
     ) {
@@ -124,7 +124,7 @@ fn rms_norm_matches_oracle() {
 
 #[test]
 fn rope_matches_oracle() {
-    fn check<E: Stored>((num_heads, head_dim, rotary_dim): (usize, usize, usize), seed: u64) {
+    fn check<E: HostElement>((num_heads, head_dim, rotary_dim): (usize, usize, usize), seed: u64) {
         let mut device = Device::default();
         let width = num_heads * head_dim;
         let x = Matrix::random::<E>(NUM_ROWS, width, seed);
@@ -163,7 +163,7 @@ const EDGES: [(f32, f32); 6] = [
 
 #[test]
 fn gates_match_oracle() {
-    fn check<E: Stored>((activation, width): (Activation, usize), seed: u64) {
+    fn check<E: HostElement>((activation, width): (Activation, usize), seed: u64) {
         let mut device = Device::default();
         let [mut gate, mut up] =
             [0, 100].map(|salt| Matrix::random::<E>(NUM_ROWS, width, seed + salt));
@@ -193,16 +193,16 @@ fn gated_values<E: Element>(activation: Activation, gate: &Matrix, up: &Matrix) 
     exact.map(|[gate, up]| gated::<E>(activation, gate, up)).collect()
 }
 
-/// What an epilogue's outputs overwrite.
+/// Where an epilogue writes its outputs: memory of their own, or over an operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
-    Own,
-    OfProduct,
-    OfResidual,
+enum Out {
+    Separate,
+    Product,
+    Residual,
 }
 
 /// The epilogue of linear layers whose GEMM a library computes: rows, columns, row strides less
-/// that, bias and residual, and the outputs' place.
+/// that, bias and residual, and what the outputs overwrite.
 #[derive(Clone, Copy, Debug)]
 struct Epilogue {
     rows: usize,
@@ -210,12 +210,12 @@ struct Epilogue {
     pad: usize,
     bias: bool,
     residual: bool,
-    place: Place,
+    out: Out,
 }
 
 impl Epilogue {
-    fn check<P: Stored, E: Stored + OutputOf<P>>(self, seed: u64) {
-        let Epilogue { rows, width, pad, place, .. } = self;
+    fn check<P: HostElement, E: HostElement + OutputOf<P>>(self, seed: u64) {
+        let Epilogue { rows, width, pad, out, .. } = self;
         let at = (width + pad, MAX_ROWS);
         let product = Matrix::random::<P>(rows, width, seed);
         let bias = self.bias.then(|| random(width, seed + 100));
@@ -226,9 +226,9 @@ impl Epilogue {
         let product_rows = device.matrix::<P>("product", &product, at);
         let bias_ptr = bias.as_ref().map(|bias| device.f32s("bias", bias));
         let residual_rows = self.residual.then(|| device.matrix::<f32>("residual", &residual, at));
-        let out: Rows<E> = match (place, residual_rows) {
-            (Place::OfProduct, _) => rows_at(product_rows.ptr.0, at.0),
-            (Place::OfResidual, Some(residual)) => rows_at(residual.ptr.0, at.0),
+        let out: Rows<E> = match (out, residual_rows) {
+            (Out::Product, _) => rows_at(product_rows.ptr.0, at.0),
+            (Out::Residual, Some(residual)) => rows_at(residual.ptr.0, at.0),
             _ => device.out("out", at),
         };
         let operands = GemmEpilogueOperands::<P, E> {
@@ -249,14 +249,14 @@ impl Epilogue {
 
     /// Every form, the bare conversion too, of a multiple of eight columns, one less and one more;
     /// a block's columns likewise.
-    fn check_all<P: Stored, E: Stored + OutputOf<P>>(places: &[Place]) {
+    fn check_all<P: HostElement, E: HostElement + OutputOf<P>>(outs: &[Out]) {
         let forms = [(0, true, true), (8, true, false), (3, false, true), (5, false, false)];
         let widths = [1, 7, 8, 24, 1023, 1024, 1025];
         for (width, (pad, bias, residual)) in
             widths.into_iter().flat_map(|width| forms.map(|form| (width, form)))
         {
-            for &place in places.iter().filter(|place| residual || **place != Place::OfResidual) {
-                let case = Epilogue { rows: NUM_ROWS, width, pad, bias, residual, place };
+            for &out in outs.iter().filter(|out| residual || **out != Out::Residual) {
+                let case = Epilogue { rows: NUM_ROWS, width, pad, bias, residual, out };
                 simt::seeds().for_each(|seed| case.check::<P, E>(seed));
             }
         }
@@ -265,14 +265,14 @@ impl Epilogue {
 
 #[test]
 fn epilogues_match_oracle() {
-    Epilogue::check_all::<f32, f32>(&[Place::Own, Place::OfProduct, Place::OfResidual]);
-    Epilogue::check_all::<f32, f16>(&[Place::Own]);
-    Epilogue::check_all::<f32, bf16>(&[Place::Own]);
-    Epilogue::check_all::<f16, f32>(&[Place::Own, Place::OfResidual]);
-    Epilogue::check_all::<f16, f16>(&[Place::Own, Place::OfProduct]);
-    Epilogue::check_all::<bf16, f32>(&[Place::Own]);
-    let (bias, residual, place) = (true, false, Place::Own);
-    let none = Epilogue { rows: 0, width: 16, pad: 0, bias, residual, place };
+    Epilogue::check_all::<f32, f32>(&[Out::Separate, Out::Product, Out::Residual]);
+    Epilogue::check_all::<f32, f16>(&[Out::Separate]);
+    Epilogue::check_all::<f32, bf16>(&[Out::Separate]);
+    Epilogue::check_all::<f16, f32>(&[Out::Separate, Out::Residual]);
+    Epilogue::check_all::<f16, f16>(&[Out::Separate, Out::Product]);
+    Epilogue::check_all::<bf16, f32>(&[Out::Separate]);
+    let (bias, residual, out) = (true, false, Out::Separate);
+    let none = Epilogue { rows: 0, width: 16, pad: 0, bias, residual, out };
     none.check::<f16, f32>(0);
     Epilogue { rows: MAX_ROWS, ..none }.check::<f32, bf16>(0);
 }

@@ -21,7 +21,7 @@ mod soak;
 
 use crate::{process, usage};
 use anyhow::Result;
-use dynamo_demo::Place;
+use dynamo_demo::Device;
 use options::Options;
 use std::{ffi::OsString, process::ExitCode};
 
@@ -36,8 +36,8 @@ pub fn dispatch(args: &[OsString]) -> Result<ExitCode> {
         ["browser", ..] => browser::run(&args[1..])?,
         ["deny"] => deny::run()?,
         ["dist"] => dist::run()?,
-        ["dynamo-demo"] | ["dynamo-demo", "--device", "cpu"] => dynamo_demo::run(Place::Cpu)?,
-        ["dynamo-demo", "--device", "cuda"] => dynamo_demo::run(Place::Cuda)?,
+        ["dynamo-demo"] | ["dynamo-demo", "--device", "cpu"] => dynamo_demo::run(Device::Cpu)?,
+        ["dynamo-demo", "--device", "cuda"] => dynamo_demo::run(Device::Cuda)?,
         ["embed"] => embed::run()?,
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
         ["fuzz"] => fuzz()?,

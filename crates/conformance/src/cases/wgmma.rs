@@ -9,7 +9,7 @@ use crate::mma_reference::{
     self, Accumulation, Draw, Operand, PROBES_OF_8_BITS, PROBES_OF_16_BITS, Step,
 };
 use crate::numbers::{BF16, E4M3, E5M2, F16, Format};
-use crate::operands::{Place, fragments};
+use crate::operands::{OperandLayout, fragments};
 use crate::{Buffer, Case, Want};
 
 const SWIZZLES: [Swizzle; 4] = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
@@ -22,18 +22,21 @@ pub fn cases() -> Vec<Case> {
         let n = columns(symbol, instance.regs());
         let product = Product::random(symbol, n);
         let Some((a_mn, b_mn)) = majors(symbol) else {
-            let places = [Swizzle::B128; 2].map(|swizzle| Place { mn_major: false, swizzle });
-            cases.push(product(symbol.to_owned(), places, Draw::Whole).shared(instance));
+            let operand_layouts =
+                [Swizzle::B128; 2].map(|swizzle| OperandLayout { mn_major: false, swizzle });
+            cases.push(product(symbol.to_owned(), operand_layouts, Draw::Whole).shared(instance));
             if n == 128 {
-                cases.push(product(format!("{symbol}_any"), places, Draw::Any).shared(instance));
-                cases.extend(layouts(symbol, (false, false), |name, places| {
-                    product(name, places, Draw::Whole).shared(instance)
+                cases.push(
+                    product(format!("{symbol}_any"), operand_layouts, Draw::Any).shared(instance),
+                );
+                cases.extend(layouts(symbol, (false, false), |name, operand_layouts| {
+                    product(name, operand_layouts, Draw::Whole).shared(instance)
                 }));
             }
             continue;
         };
-        cases.extend(layouts(symbol, (a_mn, b_mn), |name, places| {
-            product(name, places, Draw::Whole).shared(instance)
+        cases.extend(layouts(symbol, (a_mn, b_mn), |name, operand_layouts| {
+            product(name, operand_layouts, Draw::Whole).shared(instance)
         }));
     }
     for &instance in wgmma_registers::Instance::ALL {
@@ -44,8 +47,8 @@ pub fn cases() -> Vec<Case> {
         for swizzle in SWIZZLES {
             if !is_width || swizzle == Swizzle::B128 {
                 let name = format!("{symbol}_{}", label(swizzle));
-                let places = [Place { mn_major, swizzle }; 2];
-                cases.push(product(name, places, Draw::Whole).registers(instance));
+                let operand_layouts = [OperandLayout { mn_major, swizzle }; 2];
+                cases.push(product(name, operand_layouts, Draw::Whole).registers(instance));
             }
         }
     }
@@ -63,13 +66,19 @@ fn majors(symbol: &str) -> Option<(bool, bool)> {
 fn layouts(
     symbol: &str,
     (a_mn, b_mn): (bool, bool),
-    case: impl Fn(String, [Place; 2]) -> Case,
+    case: impl Fn(String, [OperandLayout; 2]) -> Case,
 ) -> Vec<Case> {
     let pairs = (0..4).flat_map(|i| [(i, i), ((i + 1) % 4, i)]);
     let of_pair = |(a, b): (usize, usize)| {
         let (a, b) = (SWIZZLES[a], SWIZZLES[b]);
         let name = format!("{symbol}_{}_{}", label(a), label(b));
-        case(name, [Place { mn_major: a_mn, swizzle: a }, Place { mn_major: b_mn, swizzle: b }])
+        case(
+            name,
+            [
+                OperandLayout { mn_major: a_mn, swizzle: a },
+                OperandLayout { mn_major: b_mn, swizzle: b },
+            ],
+        )
     };
     pairs.map(of_pair).collect()
 }
@@ -108,7 +117,7 @@ struct Product {
     name: String,
     a: Operand,
     b: Operand,
-    places: [Place; 2],
+    operand_layouts: [OperandLayout; 2],
     /// The initial accumulator, row by row.
     before: Vec<f64>,
     accumulate: bool,
@@ -119,10 +128,17 @@ struct Product {
 
 impl Product {
     /// A product of random operands with `n` columns.
-    fn random(symbol: &'static str, n: usize) -> impl Fn(String, [Place; 2], Draw) -> Product {
-        move |name, places, draw| {
+    fn random(
+        symbol: &'static str,
+        n: usize,
+    ) -> impl Fn(String, [OperandLayout; 2], Draw) -> Product {
+        move |name, operand_layouts, draw| {
             let (format, size) = elements(symbol);
-            let num_steps = places.map(Place::num_steps).into_iter().min().expect("two operands");
+            let num_steps = operand_layouts
+                .map(OperandLayout::num_steps)
+                .into_iter()
+                .min()
+                .expect("two operands");
             let k = num_steps * 32 / size;
             let a = Operand::random(format, (M as usize, k), draw, 80 + n as u64);
             let b = Operand::random(format, (n, k), draw, 81 + n as u64);
@@ -135,7 +151,7 @@ impl Product {
             let step = Step { k: 32 / size, in_f16: accumulates_in_f16(symbol) };
             let want = mma_reference::want(&mma_reference::elements(&a, &b, start, step), draw);
             let (num_rows, num_columns) = (M, n as u32);
-            Product { name, a, b, places, before, accumulate, want, num_rows, num_columns }
+            Product { name, a, b, operand_layouts, before, accumulate, want, num_rows, num_columns }
         }
     }
 
@@ -163,7 +179,7 @@ impl Product {
     /// Both operands in shared memory.
     fn shared(self, instance: wgmma_shared::Instance) -> Case {
         let (n, k, size, num_steps) = (self.n(), self.k(), self.size(), self.num_steps());
-        let [a, b] = self.places;
+        let [a, b] = self.operand_layouts;
         let mut image = Vec::new();
         a.write(&self.a, size, 0, &mut image);
         let b_start = image.len().next_multiple_of(1024);
@@ -195,7 +211,7 @@ impl Product {
     /// A in registers.
     fn registers(self, instance: wgmma_registers::Instance) -> Case {
         let (n, k, size, num_steps) = (self.n(), self.k(), self.size(), self.num_steps());
-        let [_, b] = self.places;
+        let [_, b] = self.operand_layouts;
         let mut image = Vec::new();
         b.write(&self.b, size, 0, &mut image);
         let (image, geometry) = in_shared_memory(image);
@@ -243,10 +259,10 @@ fn probes() -> [Case; 2] {
         a.codes.resize(M as usize, vec![0; k]);
         let mut before: Vec<f64> = sums.iter().flat_map(|sum| vec![sum.before; n]).collect();
         before.resize(M as usize * n, 0.0);
-        let places = [Place { mn_major: false, swizzle: Swizzle::B32 }; 2];
+        let operand_layouts = [OperandLayout { mn_major: false, swizzle: Swizzle::B32 }; 2];
         let (num_rows, num_columns, accumulate) = (sums.len() as u32, 1, true);
         let name = name.to_owned();
-        Product { name, a, b, places, before, accumulate, want, num_rows, num_columns }
+        Product { name, a, b, operand_layouts, before, accumulate, want, num_rows, num_columns }
             .shared(instance)
     };
     [

@@ -8,7 +8,7 @@ use crate::cli::{failure::Failure, model::EngineArgs};
 use halfwarp::{
     Engine, EngineError, Model, Precision,
     bench::{
-        end_to_end::{self, EndToEndError, Subject, Test},
+        end_to_end::{self, Config, EndToEndError, Test},
         record::Record,
     },
     plan::PAGE_SIZE,
@@ -96,21 +96,21 @@ pub fn run(args: &EndToEndArgs) -> Result<(), Failure> {
         tests.iter().map(|test| args.context(&model, test)).collect::<Result<Vec<_>, Failure>>()?;
     let mut printer = Printer::new(args.output, &tests);
     let mut records = Vec::new();
-    let mut loaded: Option<((usize, usize), Engine, Subject)> = None;
+    let mut loaded: Option<((usize, usize), Engine, Config)> = None;
     for (test, context) in tests.into_iter().zip(contexts) {
         let size = (context, test.sequences);
         // The memory of the last engine is free before the next is loaded.
-        let (_, engine, subject) = match loaded.take_if(|(loaded, ..)| *loaded == size) {
+        let (_, engine, config) = match loaded.take_if(|(loaded, ..)| *loaded == size) {
             Some(same) => loaded.insert(same),
             None => {
                 drop(loaded.take());
                 let engine = args.engine.engine_of(&model, context, test.sequences, None)?;
-                let subject = args.subject(&name, &model, &engine)?;
-                loaded.insert((size, engine, subject))
+                let config = args.config(&name, &model, &engine)?;
+                loaded.insert((size, engine, config))
             }
         };
         let repetitions = args.repetitions.get();
-        let row = end_to_end::measure(engine, subject.clone(), test, repetitions);
+        let row = end_to_end::measure(engine, config.clone(), test, repetitions);
         let row = row.map_err(failure)?;
         records.extend(Record::of(&row));
         printer.print(row)?;
@@ -173,9 +173,9 @@ impl EndToEndArgs {
         }
     }
 
-    fn subject(&self, name: &str, model: &Arc<Model>, engine: &Engine) -> Result<Subject, Failure> {
+    fn config(&self, name: &str, model: &Arc<Model>, engine: &Engine) -> Result<Config, Failure> {
         let bytes = |numerics: &_| model.weight_bytes(numerics).map_err(EngineError::from);
-        Ok(Subject {
+        Ok(Config {
             model: name.to_owned(),
             model_size_bytes: bytes(engine.numerics())?,
             n_params: bytes(&Precision::F32.into())? / size_of::<f32>(),

@@ -3,7 +3,7 @@
 use super::kernels::failure;
 use crate::cli::{choices, failure::Failure, terminal};
 use clap::builder::TypedValueParser;
-use halfwarp::bench::fusion::{self, Form, ModelShape, Part, Row, Subject};
+use halfwarp::bench::fusion::{self, Config, Form, ModelShape, Part, Row};
 use halfwarp::exec::{cuda, default_cubin_dir};
 use halfwarp::{Device, Precision, Target};
 use std::num::NonZeroUsize;
@@ -86,8 +86,8 @@ impl FusionArgs {
         let (precision, target) = (self.dtype, self.target);
         let measured = match gpu {
             Some(gpu) => {
-                let subject = Subject { gpu, target, precision, cubin_dir: default_cubin_dir() };
-                fusion::measure(&subject, part, shape, rows)
+                let config = Config { gpu, target, precision, cubin_dir: default_cubin_dir() };
+                fusion::measure(&config, part, shape, rows)
             }
             None => fusion::count(part, shape, rows, precision, target.unwrap_or(Target::Sm90a)),
         };

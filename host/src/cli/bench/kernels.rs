@@ -130,12 +130,12 @@ fn formats() -> impl TypedValueParser<Value = WeightFormat> {
 
 /// What is timed, and at which shapes.
 enum Bench {
-    Gemm(gemm::Subject, Vec<gemm::Shape>),
-    Fp8(fp8::Subject, Vec<gemm::Shape>),
-    Fp8Small(fp8_small::Subject, Vec<gemm::Shape>),
-    Quantised(quantised::Subject, Vec<gemm::Shape>),
-    Attention(attention::Subject, Vec<attention::Shape>),
-    AttentionFp8(attention_fp8::Subject, Vec<attention::Shape>),
+    Gemm(gemm::Config, Vec<gemm::Shape>),
+    Fp8(fp8::Config, Vec<gemm::Shape>),
+    Fp8Small(fp8_small::Config, Vec<gemm::Shape>),
+    Quantised(quantised::Config, Vec<gemm::Shape>),
+    Attention(attention::Config, Vec<attention::Shape>),
+    AttentionFp8(attention_fp8::Config, Vec<attention::Shape>),
 }
 
 /// Times the kernels and prints a row for each shape.
@@ -148,20 +148,20 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
     let (mut num_left_out, mut records) = (0, Vec::new());
     for bench in benches {
         num_left_out += match bench {
-            Bench::Gemm(subject, shapes) => {
-                time(args, &mut records, &GEMM, &shapes, |shape| gemm::measure(&subject, shape))?
+            Bench::Gemm(config, shapes) => {
+                time(args, &mut records, &GEMM, &shapes, |shape| gemm::measure(&config, shape))?
             }
-            Bench::Fp8(subject, shapes) => {
-                time(args, &mut records, &GEMM, &shapes, |shape| fp8::measure(&subject, shape))?
+            Bench::Fp8(config, shapes) => {
+                time(args, &mut records, &GEMM, &shapes, |shape| fp8::measure(&config, shape))?
             }
-            Bench::Fp8Small(subject, shapes) => {
-                let of = |shape| fp8_small::measure(&subject, shape);
+            Bench::Fp8Small(config, shapes) => {
+                let of = |shape| fp8_small::measure(&config, shape);
                 time(args, &mut records, &GEMM, &shapes, of)?
             }
-            Bench::Quantised(subject, shapes) => {
+            Bench::Quantised(config, shapes) => {
                 let mut measure = |path, shapes: &[gemm::Shape]| {
-                    let subject = quantised::Subject { path, ..subject.clone() };
-                    let of = |shape| quantised::measure(&subject, shape);
+                    let config = quantised::Config { path, ..config.clone() };
+                    let of = |shape| quantised::measure(&config, shape);
                     time(args, &mut records, &GEMM, shapes, of)
                 };
                 let num_left_out = measure(quantised::Path::Fused, &shapes)?;
@@ -174,14 +174,14 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
                     num_left_out + measure(quantised::Path::DenseCopy, &prompts)?
                 }
             }
-            Bench::Attention(subject, shapes) => {
+            Bench::Attention(config, shapes) => {
                 time(args, &mut records, &ATTENTION, &shapes, |shape| {
-                    attention::measure(&subject, shape)
+                    attention::measure(&config, shape)
                 })?
             }
-            Bench::AttentionFp8(subject, shapes) => {
+            Bench::AttentionFp8(config, shapes) => {
                 time(args, &mut records, &ATTENTION, &shapes, |shape| {
-                    attention_fp8::measure(&subject, shape)
+                    attention_fp8::measure(&config, shape)
                 })?
             }
         };
@@ -233,13 +233,13 @@ impl KernelsArgs {
         let cubin_dir = default_cubin_dir();
         match self.weights {
             Some(WeightFormat::Blocks(format)) => {
-                let subject =
-                    quantised::Subject { gpu, format, path: quantised::Path::Fused, cubin_dir };
-                return Ok(Bench::Quantised(subject, self.shapes(gemm_shape, quantised::shapes)?));
+                let config =
+                    quantised::Config { gpu, format, path: quantised::Path::Fused, cubin_dir };
+                return Ok(Bench::Quantised(config, self.shapes(gemm_shape, quantised::shapes)?));
             }
             Some(WeightFormat::E4m3) => {
-                let subject = fp8_small::Subject { gpu, block_scales: false, cubin_dir };
-                return Ok(Bench::Fp8Small(subject, self.shapes(gemm_shape, fp8_small::shapes)?));
+                let config = fp8_small::Config { gpu, block_scales: false, cubin_dir };
+                return Ok(Bench::Fp8Small(config, self.shapes(gemm_shape, fp8_small::shapes)?));
             }
             None => {}
         }
@@ -248,34 +248,34 @@ impl KernelsArgs {
             let mode = if is_fast { Mode::Fast } else { Mode::Strict };
             let shapes = self.shapes(prefill_shape, attention::prefill_shapes)?;
             shapes.iter().try_for_each(attention::Shape::check).map_err(failure)?;
-            let subject = attention_fp8::Subject { gpu, mode, cubin_dir };
-            return Ok(Bench::AttentionFp8(subject, shapes));
+            let config = attention_fp8::Config { gpu, mode, cubin_dir };
+            return Ok(Bench::AttentionFp8(config, shapes));
         }
         let Some(precision) = self.dtype.precision() else {
             let accumulate = match self.accumulate {
                 Accumulators::Fast => Fp8Accumulate::Fast,
                 _ => Fp8Accumulate::TwoLevel,
             };
-            let subject = fp8::Subject { gpu, accumulate, cubin_dir };
-            return Ok(Bench::Fp8(subject, self.shapes(gemm_shape, fp8::shapes)?));
+            let config = fp8::Config { gpu, accumulate, cubin_dir };
+            return Ok(Bench::Fp8(config, self.shapes(gemm_shape, fp8::shapes)?));
         };
         if op == Op::Gemm {
             let accumulate = match self.accumulate {
                 Accumulators::F16 => Accumulate::F16,
                 _ => Accumulate::F32,
             };
-            let subject =
-                gemm::Subject { gpu, gemm: self.gemm, accumulate, target, precision, cubin_dir };
-            subject.check().map_err(failure)?;
-            return Ok(Bench::Gemm(subject, self.shapes(gemm_shape, gemm::shapes)?));
+            let config =
+                gemm::Config { gpu, gemm: self.gemm, accumulate, target, precision, cubin_dir };
+            config.check().map_err(failure)?;
+            return Ok(Bench::Gemm(config, self.shapes(gemm_shape, gemm::shapes)?));
         }
-        let subject = attention::Subject { gpu, target, precision, cubin_dir };
+        let config = attention::Config { gpu, target, precision, cubin_dir };
         let shapes = match op {
             Op::AttentionDecode => self.shapes(decode_shape, attention::decode_shapes)?,
             _ => self.shapes(prefill_shape, attention::prefill_shapes)?,
         };
         shapes.iter().try_for_each(attention::Shape::check).map_err(failure)?;
-        Ok(Bench::Attention(subject, shapes))
+        Ok(Bench::Attention(config, shapes))
     }
 
     /// The shapes that are given, or the usual ones.

@@ -130,14 +130,14 @@ fn is_number(column: usize) -> bool {
 
 /// The cells of a row.
 fn cells(row: &Row) -> [String; 8] {
-    let (subject, test) = (&row.subject, &row.test);
+    let (config, test) = (&row.config, &row.test);
     let [rate, deviation] = row.tokens_per_second();
     [
-        subject.model.clone(),
-        size(subject.model_size_bytes),
-        params(subject.n_params),
-        subject.device.clone(),
-        subject.dtype.clone(),
+        config.model.clone(),
+        size(config.model_size_bytes),
+        params(config.n_params),
+        config.device.clone(),
+        config.dtype.clone(),
         test.sequences.to_string(),
         test.name(),
         format!("{rate:.2} \u{b1} {deviation:.2}"),
@@ -185,7 +185,7 @@ const TO_MEMORY: &str = "memory takes every record";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use halfwarp::bench::end_to_end::Subject;
+    use halfwarp::bench::end_to_end::Config;
 
     const TESTS: [Test; 2] = [
         Test { n_prompt: 512, n_gen: 0, n_depth: 0, sequences: 1 },
@@ -193,7 +193,7 @@ mod tests {
     ];
 
     fn print(format: Format, tests: &[Test]) -> String {
-        let subject = Subject {
+        let config = Config {
             model: "Tiny, \"a\" model".to_owned(),
             model_size_bytes: 3 << 29,
             n_params: 134_515_008,
@@ -203,7 +203,7 @@ mod tests {
             batch_invariant: false,
         };
         let mut printer = Printer::new(format, tests);
-        let row = |test| Row { subject: subject.clone(), test, samples_us: vec![1e6, 2e6] };
+        let row = |test| Row { config: config.clone(), test, samples_us: vec![1e6, 2e6] };
         let rows = tests.iter().map(|&test| printer.text_of(row(test))).collect::<String>();
         rows + &printer.end()
     }

@@ -7,14 +7,14 @@ use kernels::kv_cache::KvAppend;
 use kernels::kv_cache::append_quantised::{KvAppendQuantised, Rotated};
 use kernels::rope_append::{RopeAppend, RopeAppendOperands};
 
-use super::element::{Launched, Stored};
+use super::element::{DeviceElement, Launched};
 use super::{Lowering, check_dtype};
 use crate::exec::ExecError;
 use crate::plan::{self, Dtype, View};
 
 impl Lowering<'_> {
     /// [`Op::KvAppend`](plan::Op::KvAppend) to a cache of `C`.
-    pub(super) fn kv_append<C: Stored>(
+    pub(super) fn kv_append<C: DeviceElement>(
         &self,
         layer: usize,
         k: View,
@@ -43,7 +43,7 @@ impl Lowering<'_> {
     }
 
     /// [`Op::RopeAppend`](plan::Op::RopeAppend) of elements `T` to a cache of `C`.
-    pub(super) fn rope_append<T: Stored, C: Stored + NarrowedFrom<T>>(
+    pub(super) fn rope_append<T: DeviceElement, C: DeviceElement + NarrowedFrom<T>>(
         &self,
         op: &plan::RopeAppend,
     ) -> Result<Launched, ExecError> {
@@ -80,7 +80,7 @@ impl Lowering<'_> {
     }
 
     /// The append of K and V of `T` to pools that are not operands of attention as they are.
-    fn append_quantised<T: Stored>(
+    fn append_quantised<T: DeviceElement>(
         &self,
         layer: usize,
         k: View,
@@ -101,7 +101,10 @@ impl Lowering<'_> {
     }
 
     /// The part of [`Op::AppendAttention`](plan::Op::AppendAttention) that goes to a cache of `C`.
-    pub(super) fn append<C: Stored>(&self, op: &plan::RopeAppend) -> Result<Append<C>, ExecError> {
+    pub(super) fn append<C: DeviceElement>(
+        &self,
+        op: &plan::RopeAppend,
+    ) -> Result<Append<C>, ExecError> {
         Ok(Append {
             positions: self.input(self.step.positions),
             slot_mapping: self.input(self.step.slot_mapping),
@@ -113,7 +116,10 @@ impl Lowering<'_> {
     }
 
     /// The K and the V pool of a layer, of elements `C`.
-    pub(super) fn pools<C: Stored>(&self, layer: usize) -> Result<[DevicePtr<C>; 2], ExecError> {
+    pub(super) fn pools<C: DeviceElement>(
+        &self,
+        layer: usize,
+    ) -> Result<[DevicePtr<C>; 2], ExecError> {
         check_dtype::<C>("the KV cache", self.plan.kv.dtype)?;
         Ok(self.untyped_pools(layer).map(|pool| DevicePtr::new(pool.0)))
     }

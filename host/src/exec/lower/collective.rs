@@ -9,7 +9,7 @@ use kernels::element::Half;
 use kernels::gemm::OutputOf;
 
 use super::Lowering;
-use super::element::{Launched, Stored};
+use super::element::{DeviceElement, Launched};
 use crate::exec::ExecError;
 use crate::plan::{self, Dtype, Norm, Op, Plan, View};
 
@@ -55,7 +55,7 @@ fn workspace(plan: &Plan) -> Result<Workspace, ExecError> {
 }
 
 impl Lowering<'_> {
-    pub(super) fn all_reduce<E: Stored + Half>(
+    pub(super) fn all_reduce<E: DeviceElement + Half>(
         &self,
         op: &plan::AllReduce,
     ) -> Result<Vec<Launch>, ExecError>

@@ -11,7 +11,7 @@ use kernels::Rows as Operand;
 use kernels::element::Number;
 use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, OutputOf};
 
-use super::element::Stored;
+use super::element::DeviceElement;
 use super::{Lowering, Task};
 use crate::exec::{ExecError, Gemm};
 use crate::plan::{Dtype, Linear, Op, Plan, Weight, WeightPart};
@@ -132,7 +132,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn epilogue_of<P: Number, E: Stored + OutputOf<P>>(
+    fn epilogue_of<P: Number, E: DeviceElement + OutputOf<P>>(
         &self,
         linear: &CublasLinear,
         (address, stride): (u64, usize),

@@ -7,7 +7,7 @@ use gpu_types::ALIGN_BYTES;
 use half::f16;
 use kernels::kv_cache::dequantise::{KvDequantise, PageInputs};
 
-use super::element::{Launched, Stored};
+use super::element::{DeviceElement, Launched};
 use super::{Lowering, cache_dtype, launcher, partials};
 use crate::exec::ExecError;
 use crate::plan::{Attention, Op, Plan, StepLayout};
@@ -40,7 +40,7 @@ pub(super) struct DensePools<E> {
 impl Lowering<'_> {
     /// The pools of K and V that `op` of `attention` reads, as far as it reads them: dequantised of
     /// sequences with at least `min_q_len` new tokens.
-    pub(super) fn dense_pools<E: Stored>(
+    pub(super) fn dense_pools<E: DeviceElement>(
         &self,
         op: &Op,
         attention: &Attention,

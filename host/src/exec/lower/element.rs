@@ -12,7 +12,7 @@ use crate::plan::{self, Dtype};
 pub(super) type Launched = Result<Option<Launch>, LaunchError>;
 
 /// A type that tensors are stored in and kernels take.
-pub(super) trait Stored: AttentionElement {
+pub(super) trait DeviceElement: AttentionElement {
     /// The type's name in the plan.
     const STORAGE: Dtype;
 
@@ -20,7 +20,7 @@ pub(super) trait Stored: AttentionElement {
     fn all_reduce(lowering: &Lowering<'_>, op: &plan::AllReduce) -> Result<Vec<Launch>, ExecError>;
 }
 
-impl Stored for f32 {
+impl DeviceElement for f32 {
     const STORAGE: Dtype = Dtype::F32;
 
     fn all_reduce(_: &Lowering<'_>, _: &plan::AllReduce) -> Result<Vec<Launch>, ExecError> {
@@ -28,7 +28,7 @@ impl Stored for f32 {
     }
 }
 
-impl Stored for f16 {
+impl DeviceElement for f16 {
     const STORAGE: Dtype = Dtype::F16;
 
     fn all_reduce(lowering: &Lowering<'_>, op: &plan::AllReduce) -> Result<Vec<Launch>, ExecError> {
@@ -36,7 +36,7 @@ impl Stored for f16 {
     }
 }
 
-impl Stored for bf16 {
+impl DeviceElement for bf16 {
     const STORAGE: Dtype = Dtype::BF16;
 
     fn all_reduce(lowering: &Lowering<'_>, op: &plan::AllReduce) -> Result<Vec<Launch>, ExecError> {

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use kernels::gemm::layer::{Input, Layer, Operands, Part, Weight as LayerWeight};
 use kernels::gemm::{Summation, fp8::LinearFp8Small};
 
-use super::element::Stored;
+use super::element::DeviceElement;
 use super::{Lowering, dtypes, sum_order};
 use crate::exec::ExecError;
 use crate::plan::{Dtype, FP8_SMALL_BATCH, Linear, Norm, Op, Plan, View, Weight};
@@ -85,7 +85,11 @@ impl Lowering<'_> {
     }
 
     /// The operands of a layer whose rows are multiplied as `E`.
-    fn operands<E: Stored>(&self, op: &Linear, layer: &Layer) -> Result<Operands, ExecError> {
+    fn operands<E: DeviceElement>(
+        &self,
+        op: &Linear,
+        layer: &Layer,
+    ) -> Result<Operands, ExecError> {
         let &Linear { x, norm, gate_before, weight: id, bias, residual, out, .. } = op;
         let weight = self.plan.weight(id);
         let address = self.addresses.weights[id.0];

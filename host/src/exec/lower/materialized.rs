@@ -4,13 +4,13 @@ use cuda_std::launch::DevicePtr;
 use kernels::attention::materialized::{MaterializedAttention, TokenInputs};
 
 use super::Lowering;
-use super::element::{Launched, Stored};
+use super::element::{DeviceElement, Launched};
 use crate::exec::ExecError;
 use crate::plan::{self, Attention, StepLayout};
 
 impl Lowering<'_> {
     /// [`Op::AttentionScores`](plan::Op::AttentionScores).
-    pub(super) fn attention_scores<E: Stored>(
+    pub(super) fn attention_scores<E: DeviceElement>(
         &self,
         op: &plan::MaterializedAttention,
         [k_pool, _]: [DevicePtr<E>; 2],
@@ -20,7 +20,7 @@ impl Lowering<'_> {
     }
 
     /// [`Op::AttentionSoftmax`](plan::Op::AttentionSoftmax).
-    pub(super) fn attention_softmax<E: Stored>(
+    pub(super) fn attention_softmax<E: DeviceElement>(
         &self,
         op: &plan::MaterializedAttention,
     ) -> Result<Launched, ExecError> {
@@ -30,7 +30,7 @@ impl Lowering<'_> {
     }
 
     /// [`Op::AttentionValues`](plan::Op::AttentionValues).
-    pub(super) fn attention_values<E: Stored>(
+    pub(super) fn attention_values<E: DeviceElement>(
         &self,
         op: &plan::MaterializedAttention,
         [_, v_pool]: [DevicePtr<E>; 2],

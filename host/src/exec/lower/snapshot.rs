@@ -60,27 +60,27 @@ const STEPS: [(&str, usize, usize, bool); 8] = [
     ("mixed-512", 512, 448, true),
 ];
 
-/// How linear layers are stored.
+/// How the weights of linear layers are stored.
 #[derive(Clone, Copy)]
-enum Stored {
+enum WeightType {
     Dense(Precision),
     /// E4M3 or blocks, with operands in f16; where rows are no whole blocks, the second type.
-    As(Dtype, Dtype),
+    Quantised(Dtype, Dtype),
     /// Q4_K (else Q5_0) with operands in f16, and Q6_K in the last part of a matrix of several.
     Mixed,
 }
 
-const STORED: [(&str, Stored); 8] = [
-    ("f32", Stored::Dense(Precision::F32)),
+const WEIGHT_TYPES: [(&str, WeightType); 8] = [
+    ("f32", WeightType::Dense(Precision::F32)),
     ("f16", F16),
-    ("bf16", Stored::Dense(Precision::BF16)),
-    ("e4m3", Stored::As(Dtype::F8_E4M3, Dtype::F8_E4M3)),
-    ("q4_k", Stored::As(Dtype::Q4_K, Dtype::Q5_0)),
-    ("q8_0", Stored::As(Dtype::Q8_0, Dtype::Q8_0)),
-    ("mxfp4", Stored::As(Dtype::MXFP4, Dtype::MXFP4)),
-    ("mixed", Stored::Mixed),
+    ("bf16", WeightType::Dense(Precision::BF16)),
+    ("e4m3", WeightType::Quantised(Dtype::F8_E4M3, Dtype::F8_E4M3)),
+    ("q4_k", WeightType::Quantised(Dtype::Q4_K, Dtype::Q5_0)),
+    ("q8_0", WeightType::Quantised(Dtype::Q8_0, Dtype::Q8_0)),
+    ("mxfp4", WeightType::Quantised(Dtype::MXFP4, Dtype::MXFP4)),
+    ("mixed", WeightType::Mixed),
 ];
-const F16: Stored = Stored::Dense(Precision::F16);
+const F16: WeightType = WeightType::Dense(Precision::F16);
 
 #[derive(Clone, Copy)]
 enum Form {
@@ -90,13 +90,13 @@ enum Form {
 }
 
 /// Names of weights, cache and form, and what they are.
-fn settings() -> Vec<(String, Stored, KvStorage, Form)> {
+fn settings() -> Vec<(String, WeightType, KvStorage, Form)> {
     let forms = [("fused", Form::Fused), ("invariant", Form::BatchInvariant)];
     let mut all = Vec::new();
     for (form_name, form) in forms {
-        for (name, stored) in STORED {
+        for (name, weight_type) in WEIGHT_TYPES {
             let name = format!("{name} kv=auto {form_name}");
-            all.push((name, stored, KvStorage::default(), form));
+            all.push((name, weight_type, KvStorage::default(), form));
         }
         for cache in [CacheType::Q8_0, CacheType::Fp8, CacheType::Q4_0] {
             all.push((format!("f16 kv={cache} {form_name}"), F16, cache.into(), form));
@@ -109,11 +109,11 @@ fn settings() -> Vec<(String, Stored, KvStorage, Form)> {
 fn plan(
     decoder: Decoder,
     (max_tokens, max_q_len, mixed): (usize, usize, bool),
-    (stored, storage, form): (Stored, KvStorage, Form),
+    (weight_type, storage, form): (WeightType, KvStorage, Form),
 ) -> Plan {
-    let precision = match stored {
-        Stored::Dense(precision) => precision,
-        Stored::As(..) | Stored::Mixed => Precision::F16,
+    let precision = match weight_type {
+        WeightType::Dense(precision) => precision,
+        WeightType::Quantised(..) | WeightType::Mixed => Precision::F16,
     };
     let mut plan = Decoder { precision, ..decoder }.plan(max_tokens, max_q_len);
     let Bounds { max_seqs, max_logit_rows, .. } = plan.bounds;
@@ -129,10 +129,10 @@ fn plan(
     plan.kv.storage = storage;
     plan.set_numerics(|numerics| {
         *numerics = Numerics {
-            weights: match stored {
-                Stored::Dense(_) => WeightStorage::Dense,
-                Stored::As(dtype, _) if dtype.is_fp8() => WeightStorage::Fp8,
-                Stored::As(..) | Stored::Mixed => WeightStorage::Tiles,
+            weights: match weight_type {
+                WeightType::Dense(_) => WeightStorage::Dense,
+                WeightType::Quantised(dtype, _) if dtype.is_fp8() => WeightStorage::Fp8,
+                WeightType::Quantised(..) | WeightType::Mixed => WeightStorage::Tiles,
             },
             batch_invariant: matches!(form, Form::BatchInvariant),
             fusion: if matches!(form, Form::Unfused) { Fusion::NONE } else { Fusion::ALL },
@@ -143,12 +143,12 @@ fn plan(
     if matches!(form, Form::Unfused) {
         plan.unfuse_residuals();
     }
-    plan.weights.iter_mut().for_each(|weight| store(weight, stored));
+    plan.weights.iter_mut().for_each(|weight| store(weight, weight_type));
     plan
 }
 
-/// Keeps `weight` as `stored` if it is the matrix of a linear layer; the embedding stays dense.
-fn store(weight: &mut Weight, stored: Stored) {
+/// Keeps `weight` as `weight_type` if it is the matrix of a linear layer; the embedding stays dense.
+fn store(weight: &mut Weight, weight_type: WeightType) {
     if weight.is_vector() || weight.name == "embedding" {
         return;
     }
@@ -157,13 +157,13 @@ fn store(weight: &mut Weight, stored: Stored) {
         _ => other,
     };
     let (cols, rows) = (weight.cols, weight.rows);
-    match stored {
-        Stored::Dense(_) => {}
-        Stored::As(dtype, other) => {
+    match weight_type {
+        WeightType::Dense(_) => {}
+        WeightType::Quantised(dtype, other) => {
             weight.parts[0].storage = dtype_of(dtype, other);
             weight.layout = if dtype.is_fp8() { WeightLayout::Rows } else { WeightLayout::Tiles };
         }
-        Stored::Mixed => {
+        WeightType::Mixed => {
             let is_stacked = weight.name == "qkv" && cols.is_multiple_of(256);
             let last = if is_stacked { rows / 8 / 16 * 16 } else { 0 };
             let part = |rows, dtype| WeightPart::new(weight.name.clone(), rows, dtype);
@@ -216,9 +216,10 @@ fn launch_line(launch: &Launch) -> String {
 fn plans() -> Vec<(String, Plan, Target)> {
     let mut all = Vec::new();
     for (decoder_name, decoder) in DECODERS {
-        for (name, stored, storage, form) in settings() {
+        for (name, weight_type, storage, form) in settings() {
             for (step, max_tokens, max_q_len, mixed) in STEPS {
-                let plan = plan(decoder, (max_tokens, max_q_len, mixed), (stored, storage, form));
+                let plan =
+                    plan(decoder, (max_tokens, max_q_len, mixed), (weight_type, storage, form));
                 for target in [Target::Sm80, Target::Sm90a] {
                     let name = format!("{decoder_name} {} {step} {name}", target.name());
                     all.push((name, plan.clone(), target));

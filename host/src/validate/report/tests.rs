@@ -3,7 +3,7 @@
 use crate::engine::FinishReason;
 use crate::plan::{Dtype, Precision};
 use crate::validate::haiku::{Haiku, HaikuTest, prompt};
-use crate::validate::layers::{Difference, Magnitude, Place};
+use crate::validate::layers::{Difference, Magnitude, OutputName};
 use crate::validate::logits::{LogitComparison, Position};
 use crate::validate::{Conditions, Limits, Plot, Report, Run, Settings, Sizes, Text};
 
@@ -27,7 +27,7 @@ fn run(first_token_ms: [f64; 3], tokens_per_s: [f64; 3], mib: usize) -> Run {
 fn values(layer: usize, name: &str, max_abs: f64, error: f64) -> Difference {
     let is_residual = name == "down";
     let dtype = if is_residual { Dtype::F32 } else { Dtype::F16 };
-    let place = Place { layer: Some(layer), name: name.to_owned(), is_residual };
+    let place = OutputName { layer: Some(layer), name: name.to_owned(), is_residual };
     let magnitude = Magnitude { max_abs, rms: max_abs / 10.0, ..Magnitude::default() };
     Difference {
         place,

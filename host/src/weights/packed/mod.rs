@@ -24,15 +24,15 @@ use blocks::decoder;
 pub(super) enum Layout {
     /// One byte an element, E4M3, times the scale of its block.
     Fp8 {
-        scales: Place,
+        scales: TensorRange,
         /// `[rows, columns]` of a block.
         block: [usize; 2],
     },
     /// A nibble an element, eight to a word, less the zero of its group, times its scale.
     Int4 {
         order: Order,
-        zeros: Place,
-        scales: Place,
+        zeros: TensorRange,
+        scales: TensorRange,
         group_size: usize,
         /// The blocks that hold such elements; `None` where groups are no whole blocks, or the
         /// scales no f16.
@@ -49,9 +49,9 @@ pub(super) enum Order {
     Gptq { zero_bias: u8 },
 }
 
-/// A tensor that belongs to a weight.
+/// The bytes of a tensor that belongs to a weight.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct TensorRange {
     file: usize,
     range: Range<usize>,
     dtype: Dtype,
@@ -133,7 +133,7 @@ impl<'a> Packed<'a> {
     fn int4<'b>(
         &'b self,
         order: Order,
-        zeros: &Place,
+        zeros: &TensorRange,
         scales: &'b [f32],
         group_size: usize,
     ) -> int4::Weight<'b> {
@@ -141,14 +141,14 @@ impl<'a> Packed<'a> {
         int4::Weight { order, shape: self.shape, words, zeros, scales, group_size }
     }
 
-    fn stored(&self, place: &Place) -> &'a [u8] {
-        &self.files[place.file].bytes()[place.range.clone()]
+    fn stored(&self, tensor: &TensorRange) -> &'a [u8] {
+        &self.files[tensor.file].bytes()[tensor.range.clone()]
     }
 
-    fn numbers(&self, place: &Place) -> Vec<f32> {
-        let stored = self.stored(place);
-        let mut numbers = vec![0.0; stored.len() / place.dtype.block_bytes()];
-        decoder(place.dtype).expect("scales are numbers")(Arch::new(), stored, &mut numbers);
+    fn numbers(&self, tensor: &TensorRange) -> Vec<f32> {
+        let stored = self.stored(tensor);
+        let mut numbers = vec![0.0; stored.len() / tensor.dtype.block_bytes()];
+        decoder(tensor.dtype).expect("scales are numbers")(Arch::new(), stored, &mut numbers);
         numbers
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::{Layout, Order, Place, int4, words};
+use super::{Layout, Order, TensorRange, int4, words};
 use crate::plan::Dtype;
 use crate::weights::checkpoint::Located;
 use crate::weights::map::MappedFile;
@@ -148,7 +148,7 @@ fn resolve_fp8(
                 scales.info.shape
             ));
         }
-        let scales = place(&format!("{name}_scale"), scales)?;
+        let scales = tensor_range(&format!("{name}_scale"), scales)?;
         weight.packed = Some(Layout::Fp8 { scales, block });
     }
     Ok(())
@@ -204,8 +204,8 @@ fn resolve_int4(
         if zeros.info.range.len() != groups * rows / 2 {
             return Err(wrong("qzeros", &zeros));
         }
-        let scales = place(&format!("{stem}.scales"), scales)?;
-        let zeros = Place { file: zeros.file, range: zeros.info.range, dtype: Dtype::U32 };
+        let scales = tensor_range(&format!("{stem}.scales"), scales)?;
+        let zeros = TensorRange { file: zeros.file, range: zeros.info.range, dtype: Dtype::U32 };
         let dtype = TensorDtype::Other("INT4".to_owned());
         let info = TensorInfo { shape: vec![rows, cols], dtype, range: weight.info.range };
         let is_in_blocks = scales.dtype == Dtype::F16
@@ -218,10 +218,10 @@ fn resolve_int4(
     Ok(())
 }
 
-fn place(name: &str, tensor: Located) -> Result<Place, String> {
+fn tensor_range(name: &str, tensor: Located) -> Result<TensorRange, String> {
     match tensor.info.dtype {
         TensorDtype::Known(dtype) => {
-            Ok(Place { file: tensor.file, range: tensor.info.range, dtype })
+            Ok(TensorRange { file: tensor.file, range: tensor.info.range, dtype })
         }
         TensorDtype::Other(dtype) => Err(format!("tensor {} is of {dtype}", shown(name))),
     }

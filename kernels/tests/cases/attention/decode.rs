@@ -67,7 +67,11 @@ const ALONE: Way = (1, None, u32::MAX);
 
 /// Compares the outputs with the oracle, and returns them.
 #[track_caller]
-fn check<E: Stored>(case: Case, (max_q_len, split_pages, max_blocks): Way, seed: u64) -> Vec<f32> {
+fn check<E: HostElement>(
+    case: Case,
+    (max_q_len, split_pages, max_blocks): Way,
+    seed: u64,
+) -> Vec<f32> {
     let (mut device, values, pages) = (Device::default(), case.values::<E>(), case.pages());
     let Step { mut attention, mut seqs, operands } =
         case.step::<E>(&mut device, &values, max_q_len);
@@ -173,7 +177,12 @@ fn blocks_of_decode_take_several_items_and_queries() {
 
 /// Decoding of tokens whose K and V are still on their way: in one launch, or appended by one
 /// before. What is left: the output, and both pools.
-fn decode_new<E: Stored>(case: Case, rotary_dim: usize, fused: bool, seed: u64) -> [Vec<f32>; 3] {
+fn decode_new<E: HostElement>(
+    case: Case,
+    rotary_dim: usize,
+    fused: bool,
+    seed: u64,
+) -> [Vec<f32>; 3] {
     let Case { seqs, heads: [num_heads, num_kv_heads], head_dim, .. } = case;
     let (mut device, values, pages) = (Device::default(), case.values::<E>(), case.pages());
     let step = case.step::<E>(&mut device, &values, 1);
@@ -214,7 +223,7 @@ fn decode_new<E: Stored>(case: Case, rotary_dim: usize, fused: bool, seed: u64) 
 /// The append has the bits of rope_append, which has an oracle of its own.
 #[test]
 fn decode_appends_as_rope_append_does() {
-    fn check<E: Stored>(case: Case, rotary_dim: usize, seed: u64) {
+    fn check<E: HostElement>(case: Case, rotary_dim: usize, seed: u64) {
         let of = |fused| decode_new::<E>(case, rotary_dim, fused, seed).map(|values| bits(&values));
         assert_eq!(of(true), of(false), "{case:?}, {rotary_dim} rotated");
     }
@@ -290,7 +299,7 @@ fn decode_reads_quants_as_they_are() {
 #[test]
 fn materialized_attention_matches_oracle() {
     use kernels::attention::materialized::{MaterializedAttention, TokenInputs};
-    fn check<E: Stored>(case: Case, seed: u64) {
+    fn check<E: HostElement>(case: Case, seed: u64) {
         let (mut device, values, pages) = (Device::default(), case.values::<E>(), case.pages());
         let Step { seqs, operands, attention } = case.step::<E>(&mut device, &values, 1);
         let (tokens, max_tokens) = (case.tokens(), case.tokens() + 1);

@@ -14,7 +14,7 @@ use kernels::gemm::{Gpu, Target};
 
 /// Compares the outputs of the kernel of every GPU with the oracle, and returns them.
 #[track_caller]
-fn check<E: Stored>(case: Case, seed: u64) -> Vec<f32> {
+fn check<E: HostElement>(case: Case, seed: u64) -> Vec<f32> {
     let values = case.values::<E>();
     let got = run::<E>(case, &values.q, seed);
     case.assert_attends::<E>("prefill", &got, case.oracle(&values, rounding::<E>()).out);
@@ -22,7 +22,7 @@ fn check<E: Stored>(case: Case, seed: u64) -> Vec<f32> {
 }
 
 /// The outputs of these queries.
-fn run<E: Stored>(case: Case, q: &[f32], seed: u64) -> Vec<f32> {
+fn run<E: HostElement>(case: Case, q: &[f32], seed: u64) -> Vec<f32> {
     let mut device = Device::default();
     let values = super::Values { q: q.to_vec(), ..case.values::<E>() };
     let Step { attention, seqs, operands } = case.step::<E>(&mut device, &values, 0);
@@ -72,7 +72,10 @@ fn prefill_matches_oracle() {
 /// Other tiles, and other keys that are masked or skipped, give a query the same bits.
 #[test]
 fn prefill_does_not_depend_on_how_a_prompt_is_cut() {
-    fn last_rows<E: Stored>(seqs: &'static [(usize, usize)], window: Option<usize>) -> Vec<u32> {
+    fn last_rows<E: HostElement>(
+        seqs: &'static [(usize, usize)],
+        window: Option<usize>,
+    ) -> Vec<u32> {
         let case = Case { seqs, heads: [1, 1], window, ..CASE };
         // The queries are numbered from the sequence's end.
         let q = random_of::<E>(200 * 64, 7);
@@ -114,7 +117,7 @@ fn parts(case: &Case, tile: &TileConfig, part_blocks: usize) -> (Vec<PrefillItem
 
 /// Checks every tile for the heads' width under all seeds.
 #[track_caller]
-fn check_sm90<E: Stored>(case: Case, part_blocks: usize) {
+fn check_sm90<E: HostElement>(case: Case, part_blocks: usize) {
     let num_tiles = if case.head_dim <= 64 { 2 } else { 1 };
     let (values, pages, width) = (case.values::<E>(), case.pages(), case.width());
     let want = case.oracle(&values, rounding::<E>());
@@ -243,7 +246,7 @@ pub fn cluster_inputs(
 }
 
 /// The output of items by clusters.
-fn run_cluster<E: Stored>(case: &Case, items: &[PrefillItem], seed: u64) -> Vec<f32> {
+fn run_cluster<E: HostElement>(case: &Case, items: &[PrefillItem], seed: u64) -> Vec<f32> {
     let (mut device, values) = (Device::default(), case.values::<E>());
     let (attention, seqs) = cluster_inputs(case, &mut device, items);
     let (width, rows) = (case.width(), [case.tokens(), case.tokens() + ROWS_AFTER]);
@@ -263,7 +266,7 @@ fn run_cluster<E: Stored>(case: &Case, items: &[PrefillItem], seed: u64) -> Vec<
 
 /// Probabilities are rounded, so is the part of the output that a block sends, and the output.
 #[track_caller]
-fn check_cluster<E: Stored>(case: Case, seed: u64) -> Vec<f32> {
+fn check_cluster<E: HostElement>(case: Case, seed: u64) -> Vec<f32> {
     let want = case.oracle(&case.values::<E>(), 2.0 * E::ROUNDING);
     let got = run_cluster::<E>(&case, &case.items(64), seed);
     case.assert_attends::<E>(&format!("cluster, seed {seed}"), &got, want.out);

@@ -32,7 +32,11 @@ fn e4m3(x: f32, scale: f32) -> u8 {
 }
 
 /// Appends `tokens` tokens for FP8 attention, of which some numbers are beyond the scales.
-fn check_fp8<T: Stored>(tokens: usize, [num_heads, num_kv_heads]: [usize; 2], head_dim: usize) {
+fn check_fp8<T: HostElement>(
+    tokens: usize,
+    [num_heads, num_kv_heads]: [usize; 2],
+    head_dim: usize,
+) {
     let numbers = |heads: usize, salt: u64| {
         let mut values = Matrix::random::<T>(tokens, heads * head_dim, salt);
         values.values[3] = 100.0;
@@ -159,7 +163,7 @@ fn cached<E: Element>(format: CacheType, row: &[f64]) -> Vec<Approx> {
 
 /// Appends rows of K and V to new pools of these formats, at these slots and rotated before, if
 /// they are; and reads all pages. The pools, and their dense copies.
-pub fn append_and_read<T: Stored, E: Stored>(
+pub fn append_and_read<T: HostElement, E: HostElement>(
     device: &mut Device,
     formats: [CacheType; 2],
     pages: &Pages,
@@ -197,7 +201,7 @@ pub fn append_and_read<T: Stored, E: Stored>(
 
 /// Appends tokens of two sequences in these formats, the first one's rotated where `rotary_dim` is
 /// not 0, and reads them as `E`.
-fn check_quantised<T: Stored, E: Stored>(
+fn check_quantised<T: HostElement, E: HostElement>(
     formats: [CacheType; 2],
     [num_kv_heads, head_dim, rotary_dim]: [usize; 3],
     seed: u64,

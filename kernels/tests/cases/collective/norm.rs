@@ -16,7 +16,11 @@ const NUM_CALLS: usize = 3;
 const EPS: f32 = 0.25;
 
 /// The rows of `rms_norm` of a residual.
-fn normed<E: Stored + NarrowedFrom<f32>>(residual: &[f32], weight: &[f32], seed: u64) -> Vec<f32> {
+fn normed<E: HostElement + NarrowedFrom<f32>>(
+    residual: &[f32],
+    weight: &[f32],
+    seed: u64,
+) -> Vec<f32> {
     let (mut device, hidden_size) = (Device::default(), weight.len());
     let max_rows = residual.len() / hidden_size;
     let num_rows = device.u32s("num_rows", &[max_rows as u32]);
@@ -37,7 +41,7 @@ struct Residuals {
 
 impl Residuals {
     /// Summands of all ranks, which are added.
-    fn add<E: Stored>(&mut self, seed: u64) -> Vec<Vec<f32>> {
+    fn add<E: HostElement>(&mut self, seed: u64) -> Vec<Vec<f32>> {
         let (len, world) = (self.values.len(), self.of_ranks.len() as u64);
         let x: Vec<Vec<f32>> = (0..world).map(|rank| random_of::<E>(len, seed + rank)).collect();
         for (i, value) in self.values.iter_mut().enumerate() {
@@ -48,7 +52,7 @@ impl Residuals {
     }
 }
 
-fn check<E: Stored + Half>(
+fn check<E: HostElement + Half>(
     algorithm: Algorithm,
     num_calls: usize,
     (world, hidden_size): (usize, usize),

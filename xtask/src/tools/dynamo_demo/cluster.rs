@@ -1,6 +1,6 @@
 //! The processes: two workers and the frontend, and what the workers count.
 
-use super::Place;
+use super::Device;
 use super::client::Client;
 use crate::process;
 use crate::tools::server;
@@ -60,7 +60,7 @@ pub struct Counts {
 
 /// The workers and the frontend.
 pub struct Cluster {
-    place: Place,
+    device: Device,
     /// The frontend is dropped first, the broker last.
     frontend: Process,
     workers: [Process; NUM_WORKERS],
@@ -78,7 +78,7 @@ impl Cluster {
         model: &Path,
         python: &Path,
         worker: &Path,
-        place: Place,
+        device: Device,
     ) -> Result<Self> {
         let ports = free_ports::<{ NUM_WORKERS + 1 }>()?;
         let spawn = |name: &str, command: &mut Command, port| spawn(dir, name, command, port);
@@ -90,7 +90,7 @@ impl Cluster {
         for (index, &port) in ports[..NUM_WORKERS].iter().enumerate() {
             let mut command = Command::new(worker);
             command.arg("-m").arg(model).args(["--served-model-name", MODEL]);
-            command.args(["--device", &device(place, index), "--max-num-seqs", "4"]);
+            command.args(["--device", &device_name(device, index), "--max-num-seqs", "4"]);
             command.env("DYN_SYSTEM_PORT", port.to_string());
             command.env("RAYON_NUM_THREADS", (threads / NUM_WORKERS).max(1).to_string());
             workers.push(spawn(&format!("worker-{index}"), &mut command, port)?);
@@ -102,7 +102,7 @@ impl Cluster {
         let frontend = spawn("frontend", &mut command, port)?;
         let workers = workers.try_into().ok().context("a worker each")?;
         let client = Client::new(port);
-        Ok(Cluster { place, frontend, workers, broker, client })
+        Ok(Cluster { device, frontend, workers, broker, client })
     }
 
     /// A client of the frontend.
@@ -236,7 +236,7 @@ impl Cluster {
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, Process { child, port, .. }) in self.workers.iter().enumerate() {
-            let (device, id) = (device(self.place, index), child.id());
+            let (device, id) = (device_name(self.device, index), child.id());
             writeln!(
                 f,
                 "worker {index}   {device}, process {id}, http://127.0.0.1:{port}/metrics"
@@ -247,10 +247,10 @@ impl fmt::Display for Cluster {
     }
 }
 
-fn device(place: Place, worker: usize) -> String {
-    match place {
-        Place::Cpu => "cpu".to_owned(),
-        Place::Cuda => format!("cuda:{worker}"),
+fn device_name(device: Device, worker: usize) -> String {
+    match device {
+        Device::Cpu => "cpu".to_owned(),
+        Device::Cuda => format!("cuda:{worker}"),
     }
 }
 

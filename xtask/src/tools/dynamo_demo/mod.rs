@@ -23,9 +23,9 @@ const SETTLING: Duration = Duration::from_secs(1);
 const STREAM_TOKENS: usize = 1500;
 const TOKENS_BEFORE_KILL: usize = 100;
 
-/// Where the workers run.
+/// What the workers run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Device {
     /// Both on the CPU.
     Cpu,
     /// The first on the first GPU, the second on the second.
@@ -36,14 +36,14 @@ pub enum Place {
 ///
 /// # Errors
 /// What is missing, or was not as it has to be. All processes have ended then too.
-pub fn run(place: Place) -> Result<()> {
+pub fn run(device: Device) -> Result<()> {
     install::check_tools()?;
     let python = install::frontend()?;
     let worker = install::worker()?;
     let dir = tempfile::tempdir()?;
     let model = dir.path().join("tiny");
     make_model(&model)?;
-    let mut cluster = Cluster::start(dir.path(), &model, &python, &worker, place)?;
+    let mut cluster = Cluster::start(dir.path(), &model, &python, &worker, device)?;
     cluster.wait_until_ready()?;
     println!("{cluster}");
     let shown = route_by_prefix(&cluster).and_then(|()| go_on_after_a_kill(&mut cluster));
