@@ -72,8 +72,8 @@ pub(crate) unsafe fn sum_segments(square_sums: Shared<f32>, num_segments: u32) -
     let mut segment = 0;
     while segment < num_segments {
         // SAFETY: the caller's promise.
-        let sums: [f32; 4] = unsafe { square_sums.get_vec(segment) };
-        total = sums.iter().fold(total, |total, sum| total + sum);
+        let segment_sums: [f32; 4] = unsafe { square_sums.get_vec(segment) };
+        total = segment_sums.iter().fold(total, |total, sum| total + sum);
         segment += 4;
     }
     total
@@ -170,14 +170,14 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
             unroll!(i in 0..4, {
                 values[i] = columns(segment + i as u32 * step).load(x);
             });
-            let sums = batch_square_sums(&values, group_size);
+            let segment_sums = batch_square_sums(&values, group_size);
             if PER_WARP {
-                sum = sums.iter().fold(sum, |sum, square_sum| sum + square_sum);
+                sum = segment_sums.iter().fold(sum, |sum, square_sum| sum + square_sum);
             } else if warp::lane_id() == 0 {
                 for i in 0..BATCH {
                     let segment = segment + i as u32 * step;
                     if segment < num_segments {
-                        square_sums.set(segment, sums[i]);
+                        square_sums.set(segment, segment_sums[i]);
                     }
                 }
             }

@@ -60,15 +60,15 @@ pub(super) unsafe fn row_scale<const VECTORS: usize>(
 ) -> f32 {
     let num_warps = thread::block_dim_x() / warp::WARP_SIZE;
     // All shuffles come before the first branch: after one, the compiler may give each side its own.
-    let mut sums = [0.0; VECTORS];
+    let mut segment_sums = [0.0; VECTORS];
     unroll!(i in 0..VECTORS, {
-        sums[i] = segment_square_sum(&values[i]);
+        segment_sums[i] = segment_square_sum(&values[i]);
     });
     // SAFETY: the caller's promise.
     unsafe {
         if warp::lane_id() == 0 {
             unroll!(i in 0..VECTORS, {
-                square_sums.set(i as u32 * num_warps + warp::warp_idx(), sums[i]);
+                square_sums.set(i as u32 * num_warps + warp::warp_idx(), segment_sums[i]);
             });
         }
         thread::sync_threads();

@@ -52,8 +52,8 @@ impl<E: Operand16, const SCORE_REGS: usize> Consumer<E, SCORE_REGS> {
         partials: &Partials,
     ) {
         while let Some(item) = self.stages.items.get() {
-            let (out, sums) = self.compute_item::<T, OUT_REGS>(&item);
-            let lse = sums.map(|sum| sum.lse);
+            let (out, row_sums) = self.compute_item::<T, OUT_REGS>(&item);
+            let lse = row_sums.map(|sum| sum.lse);
             let first_row = self.warpgroup * WARPGROUP_ROWS;
             // The item is read again, as registers are short.
             let item = self.stages.items.again();
@@ -133,9 +133,9 @@ impl<E: Operand16, const SCORE_REGS: usize> Consumer<E, SCORE_REGS> {
             self.stages.q.release();
         }
 
-        let sums = softmax.finish();
-        out.scale_rows(sums.map(|sum| sum.inverse));
-        (out, sums)
+        let row_sums = softmax.finish();
+        out.scale_rows(row_sums.map(|sum| sum.inverse));
+        (out, row_sums)
     }
 
     /// Issues Q K^T of the next block of keys.

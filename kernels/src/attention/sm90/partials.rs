@@ -51,7 +51,7 @@ impl Partials {
         (out_regs + 2) * warp::WARP_SIZE as usize
     }
 
-    /// Where the lane's vectors are in the results of this warp in a slot, and its rows' sums.
+    /// Where the lane's vectors are in the results of this warp in a slot, and its rows' log-sum-exps.
     ///
     /// # Safety
     /// 1. There are results for the slot.
@@ -83,7 +83,7 @@ impl Partials {
         let values = out.values();
         // SAFETY: the caller's promise.
         unsafe {
-            let [vectors, sums] = self.lane::<OUT_REGS>(part.first_slot() + part.split());
+            let [vectors, lse_ptr] = self.lane::<OUT_REGS>(part.first_slot() + part.split());
             unroll!(high in 0..2, {
                 unroll!(low in 0..16, {
                     if 16 * high + low < OUT_REGS / 4 {
@@ -93,7 +93,7 @@ impl Partials {
                     }
                 });
             });
-            sums.set_vec(0, lse);
+            lse_ptr.set_vec(0, lse);
             self.is_last(part)
         }
     }
@@ -118,9 +118,9 @@ impl Partials {
         warp::shuffle_idx(is_last, 0) != 0
     }
 
-    /// The logarithms of a part's sums.
+    /// The log-sum-exp of the lane's rows in a part.
     #[inline(always)]
-    unsafe fn sums<const OUT_REGS: usize>(&self, part: Part, split: u32) -> [f32; 2] {
+    unsafe fn lse<const OUT_REGS: usize>(&self, part: Part, split: u32) -> [f32; 2] {
         // SAFETY: the caller's promise.
         unsafe { self.lane::<OUT_REGS>(part.first_slot() + split)[1].as_global().get_vec(0) }
     }
@@ -134,7 +134,7 @@ impl Partials {
         let mut max = [f32::NEG_INFINITY; 2];
         for split in 0..part.num_splits() {
             // SAFETY: the caller's promise.
-            let lse = unsafe { self.sums::<OUT_REGS>(part, split) };
+            let lse = unsafe { self.lse::<OUT_REGS>(part, split) };
             max = [math::max(max[0], lse[0]), math::max(max[1], lse[1])];
         }
         // A row without a key in any part: any finite maximum gives weights of 0.
@@ -142,7 +142,7 @@ impl Partials {
         let mut total = [0.0; 2];
         for split in 0..part.num_splits() {
             // SAFETY: the caller's promise.
-            let weights = weights(unsafe { self.sums::<OUT_REGS>(part, split) }, max);
+            let weights = weights(unsafe { self.lse::<OUT_REGS>(part, split) }, max);
             total = [total[0] + weights[0], total[1] + weights[1]];
         }
         let is_empty = total.map(|total| total == 0.0);
@@ -170,8 +170,8 @@ impl Partials {
         for split in 0..part.num_splits() {
             // SAFETY: the caller's promise.
             unsafe {
-                let [vectors, sums] = self.lane::<OUT_REGS>(part.first_slot() + split);
-                let weights = weights(sums.as_global().get_vec(0), rows.max);
+                let [vectors, lse_ptr] = self.lane::<OUT_REGS>(part.first_slot() + split);
+                let weights = weights(lse_ptr.as_global().get_vec(0), rows.max);
                 unroll!(i in 0..4, {
                     let vector = vectors.as_global().get_vec(VECTORS * (4 * group + i));
                     let vector: [f32; 4] = vector;

@@ -17,7 +17,7 @@ use crate::activation::{GATES, Gate, NoGate};
 use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, num_partials};
 use crate::gemm::epilogue::{Epilogue, Matrix, Out};
 use crate::gemm::mainloop::stream::{
-    Cursor, KTileSums, STEP_K, STEPS, TILE_K, TileOrder, multiply_step,
+    Cursor, KTileAcc, STEP_K, STEPS, TILE_K, TileOrder, multiply_step,
 };
 use crate::gemm::operand::normed::{Norm, NormParams};
 use crate::gemm::operand::ring::{Boxes, LaneLoads, ResidentLoads, Ring, XPlace};
@@ -214,21 +214,21 @@ pub unsafe fn gemm_16_streamed<
                     }
                     (x, loads.weights.map(|load| ring.load(load, step)))
                 };
-                let mut sums = KTileSums::new::<E, W>(&acc);
+                let mut k_tile_acc = KTileAcc::new::<E, W>(&acc);
                 if const { releases_early(TILES_M, TILES_N) } {
                     let steps: [_; STEPS] = [load(0), load(1)];
                     ring.release();
                     for (x, weights) in &steps {
-                        multiply_step::<E, W, TILES_M, TILES_N>(x, weights, &mut sums);
+                        multiply_step::<E, W, TILES_M, TILES_N>(x, weights, &mut k_tile_acc);
                     }
                 } else {
                     for step in 0..STEPS as u32 {
                         let (x, weights) = load(step);
-                        multiply_step::<E, W, TILES_M, TILES_N>(&x, &weights, &mut sums);
+                        multiply_step::<E, W, TILES_M, TILES_N>(&x, &weights, &mut k_tile_acc);
                     }
                     ring.release();
                 }
-                sums.add_to::<E, W>(block_scales, tile_scales.part_tiles, &mut acc);
+                k_tile_acc.add_to::<E, W>(block_scales, tile_scales.part_tiles, &mut acc);
                 cursor.advance(WARPS as u32 * TILE_K);
             }
             if !is_first {

@@ -243,7 +243,7 @@ impl<const ROWS: usize> DotProducts<ROWS> {
         weights: &WeightLoads<ROWS>,
         num_parts: usize,
     ) {
-        let mut sums = if W::IS_SCALED { [0.0; ROWS] } else { self.rows };
+        let mut row_acc = if W::IS_SCALED { [0.0; ROWS] } else { self.rows };
         for vec in 0..W::VECS {
             let x = x.values::<E, NORMED>(vec, norms[vec], &mut self.square_sum);
             for row in 0..ROWS {
@@ -252,12 +252,12 @@ impl<const ROWS: usize> DotProducts<ROWS> {
                     let [[a, b], [c, d]] = words.map(E::unpack);
                     let weights = [a, b, c, d];
                     for i in 0..4 {
-                        sums[row] = math::fma(x[4 * quad + i], weights[i], sums[row]);
+                        row_acc[row] = math::fma(x[4 * quad + i], weights[i], row_acc[row]);
                     }
                 }
             }
         }
-        self.add::<E, W>(sums, weights, num_parts);
+        self.add::<E, W>(row_acc, weights, num_parts);
     }
 
     /// Adds the products of a load on the tensor cores. Lanes off the diagonal add other products.
@@ -269,7 +269,7 @@ impl<const ROWS: usize> DotProducts<ROWS> {
         num_parts: usize,
     ) {
         let is_odd = warp::lane_id() & 4 != 0;
-        let mut sums = if W::IS_SCALED { [0.0; ROWS] } else { self.rows };
+        let mut row_acc = if W::IS_SCALED { [0.0; ROWS] } else { self.rows };
         for upper in (0..ROWS).step_by(2) {
             let lower = if upper + 1 < ROWS { upper + 1 } else { upper };
             let mut acc = [0.0; 4];
@@ -283,27 +283,27 @@ impl<const ROWS: usize> DotProducts<ROWS> {
                     acc = m16n8k16(a, b, acc);
                 }
             });
-            sums[lower] += if is_odd { acc[3] } else { acc[2] };
+            row_acc[lower] += if is_odd { acc[3] } else { acc[2] };
             if upper != lower {
-                sums[upper] += if is_odd { acc[1] } else { acc[0] };
+                row_acc[upper] += if is_odd { acc[1] } else { acc[0] };
             }
         }
-        self.add::<E, W>(sums, weights, num_parts);
+        self.add::<E, W>(row_acc, weights, num_parts);
     }
 
     /// Adds the sums of a load, times the scales of the parts.
     #[inline(always)]
     fn add<E: Operand16, W: WeightElement<E>>(
         &mut self,
-        sums: [f32; ROWS],
+        row_acc: [f32; ROWS],
         weights: &WeightLoads<ROWS>,
         num_parts: usize,
     ) {
         for row in 0..ROWS {
             let scale = weights.scales[row * num_parts / ROWS];
             self.rows[row] = match W::IS_SCALED {
-                true => math::fma(sums[row], scale, self.rows[row]),
-                false => sums[row],
+                true => math::fma(row_acc[row], scale, self.rows[row]),
+                false => row_acc[row],
             };
         }
     }

@@ -326,15 +326,15 @@ fn multiply_k_tile<
     part_tiles: usize,
     acc: &mut [[Accumulator; TILES_N]; TILES_M],
 ) {
-    let mut sums = KTileSums::<TILES_M, TILES_N>::new::<E, W>(acc);
+    let mut k_tile_acc = KTileAcc::<TILES_M, TILES_N>::new::<E, W>(acc);
     let num_loaded = const { x_steps(TILES_M, TILES_N, W::VECS) };
     unroll!(step in 0..2, {
         if step.is_multiple_of(num_loaded) && cursor.is_inside(offset + step as u32 * STEP_K) {
             // SAFETY: the first of these k-steps is inside k, so the k-tile is.
-            unsafe { multiply_steps::<E, W, X, _, _>(x, cursor, offset, k_tile, step, &mut sums) };
+            unsafe { multiply_steps::<E, W, X, _, _>(x, cursor, offset, k_tile, step, &mut k_tile_acc) };
         }
     });
-    sums.add_to::<E, W>(k_tile.scales, part_tiles, acc);
+    k_tile_acc.add_to::<E, W>(k_tile.scales, part_tiles, acc);
 }
 
 /// The MMAs of the k-steps of a k-tile from `first` on whose x is loaded at once.
@@ -354,7 +354,7 @@ unsafe fn multiply_steps<
     offset: u32,
     k_tile: &KTileWeights<TILES_N>,
     first: usize,
-    sums: &mut KTileSums<TILES_M, TILES_N>,
+    k_tile_acc: &mut KTileAcc<TILES_M, TILES_N>,
 ) {
     let num_loaded = const { x_steps(TILES_M, TILES_N, W::VECS) };
     let mut loads = [[[[0; LOAD_WORDS]; TILES_M]; MAX_VECS]; STEPS];
@@ -368,19 +368,19 @@ unsafe fn multiply_steps<
     unroll!(step in 0..2, {
         if step < num_loaded {
             let weights = &k_tile.loads[first + step];
-            multiply_step::<E, W, TILES_M, TILES_N>(&loads[step], weights, sums);
+            multiply_step::<E, W, TILES_M, TILES_N>(&loads[step], weights, k_tile_acc);
         }
     });
 }
 
 /// The accumulators of a k-tile: those of the output tile, or its own if the weight is scaled.
-pub struct KTileSums<const TILES_M: usize, const TILES_N: usize>([[Accumulator; TILES_N]; TILES_M]);
+pub struct KTileAcc<const TILES_M: usize, const TILES_N: usize>([[Accumulator; TILES_N]; TILES_M]);
 
-impl<const TILES_M: usize, const TILES_N: usize> KTileSums<TILES_M, TILES_N> {
+impl<const TILES_M: usize, const TILES_N: usize> KTileAcc<TILES_M, TILES_N> {
     /// Accumulators before the first k-step.
     #[inline(always)]
     pub fn new<E: Operand16, W: WeightElement<E>>(acc: &[[Accumulator; TILES_N]; TILES_M]) -> Self {
-        KTileSums(if W::IS_SCALED { [[[0.0; 4]; TILES_N]; TILES_M] } else { *acc })
+        KTileAcc(if W::IS_SCALED { [[[0.0; 4]; TILES_N]; TILES_M] } else { *acc })
     }
 
     /// Adds them, times the scales of the parts, of `part_tiles` tiles each.
@@ -417,11 +417,11 @@ pub fn multiply_step<
 >(
     x: &XLoads<TILES_M>,
     weights: &[Load; TILES_N],
-    sums: &mut KTileSums<TILES_M, TILES_N>,
+    k_tile_acc: &mut KTileAcc<TILES_M, TILES_N>,
 ) {
     unroll!(quad in 0..4, {
         if quad < 2 * W::VECS {
-            multiply_quad::<E, W, TILES_M, TILES_N>(&x[quad / 2], weights, quad, sums);
+            multiply_quad::<E, W, TILES_M, TILES_N>(&x[quad / 2], weights, quad, k_tile_acc);
         }
     });
 }
@@ -432,7 +432,7 @@ fn multiply_quad<E: Operand16, W: WeightElement<E>, const TILES_M: usize, const 
     x: &[Load; TILES_M],
     weights: &[Load; TILES_N],
     quad: usize,
-    sums: &mut KTileSums<TILES_M, TILES_N>,
+    k_tile_acc: &mut KTileAcc<TILES_M, TILES_N>,
 ) {
     let half = quad % 2;
     unroll!(pair in 0..TILES_M.div_ceil(2), {
@@ -444,7 +444,7 @@ fn multiply_quad<E: Operand16, W: WeightElement<E>, const TILES_M: usize, const 
             [lower[1], lower[3], lower[1], lower[3]]
         };
         let a = [lower[2 * half], upper[2 * half], lower[2 * half + 1], upper[2 * half + 1]];
-        multiply_pair::<E, W, TILES_N>(a, weights, quad, &mut sums.0[pair]);
+        multiply_pair::<E, W, TILES_N>(a, weights, quad, &mut k_tile_acc.0[pair]);
     });
 }
 
@@ -454,11 +454,11 @@ fn multiply_pair<E: Operand16, W: WeightElement<E>, const TILES_N: usize>(
     a: [u32; 4],
     weights: &[Load; TILES_N],
     quad: usize,
-    sums: &mut [Accumulator; TILES_N],
+    acc: &mut [Accumulator; TILES_N],
 ) {
     unroll!(tile in 0..TILES_N, {
         let b = FragmentB::from_words(W::operands(&weights[tile], quad));
-        sums[tile] = m16n8k16(FragmentA::<E>::from_words(a), b, sums[tile]);
+        acc[tile] = m16n8k16(FragmentA::<E>::from_words(a), b, acc[tile]);
     });
 }
 

@@ -3,7 +3,7 @@
 
 use super::format::{Format, TILE_ROWS, lane_group, lane_pair, quant_scale};
 use super::input::TILE_M;
-use super::mainloop::Sums;
+use super::mainloop::AccTiles;
 use super::{NUM_THREADS, NUM_WARPS, WarpSplit};
 use crate::element::Half;
 use cuda_std::prelude::*;
@@ -30,7 +30,7 @@ pub const fn num_partials(tiles_m: usize) -> u32 {
 #[inline(always)]
 pub unsafe fn store_partials<F: Format, const TILES_M: usize>(
     smem: Shared<f32>,
-    acc: &Sums<TILES_M>,
+    acc: &AccTiles<TILES_M>,
 ) {
     let first =
         warp::warp_idx() * warp_partials(TILES_M) + 2 * lane_pair() * COLUMN_STRIDE + lane_group();

@@ -36,8 +36,8 @@ const fn num_groups<F: Format>() -> u32 {
 
 /// Bytes of shared memory for `num_tiles` tiles of `max_rows` rows of x and their sums.
 pub const fn shared_bytes<F: Format>(tiles_m: usize, max_rows: u32, num_tiles: u32) -> u32 {
-    let sums = num_tiles * num_groups::<F>() * tiles_m as u32 * TILE_M;
-    2 * max_rows * row_stride(num_tiles) + 4 * sums
+    let num_group_sums = num_tiles * num_groups::<F>() * tiles_m as u32 * TILE_M;
+    2 * max_rows * row_stride(num_tiles) + 4 * num_group_sums
 }
 
 /// Elements of a group whose min is an integer.
@@ -95,7 +95,7 @@ pub struct Input<const TILES_M: usize> {
     k: u32,
     /// Tiles that there is memory for.
     num_tiles: u32,
-    sums: Shared<f32>,
+    group_sums: Shared<f32>,
     rows: Shared<u16>,
 }
 
@@ -115,14 +115,14 @@ impl<const TILES_M: usize> Input<TILES_M> {
         num_tiles: u32,
         smem: Shared<f32>,
     ) -> Self {
-        let num_sums = num_tiles * num_groups::<F>() * Self::COLUMNS;
-        let rows = smem.offset(num_sums).cast();
-        Input { x, x_stride, max_rows, k, num_tiles, sums: smem, rows }
+        let num_group_sums = num_tiles * num_groups::<F>() * Self::COLUMNS;
+        let rows = smem.offset(num_group_sums).cast();
+        Input { x, x_stride, max_rows, k, num_tiles, group_sums: smem, rows }
     }
 
     /// Zeros the sums of columns that are no rows of x: an MMA reads all of its columns.
     #[inline(always)]
-    pub fn clear_sums<F: Format>(&self) {
+    pub fn clear_group_sums<F: Format>(&self) {
         let mut at = thread::thread_idx_x();
         while at < self.num_tiles * num_groups::<F>() * Self::COLUMNS {
             let column = match F::MINS {
@@ -131,7 +131,7 @@ impl<const TILES_M: usize> Input<TILES_M> {
             };
             if column % Self::COLUMNS >= self.max_rows {
                 // SAFETY: inside, by the condition; no other thread accesses the element.
-                unsafe { self.sums.set(at, 0.0) };
+                unsafe { self.group_sums.set(at, 0.0) };
             }
             at += NUM_THREADS;
         }
@@ -297,7 +297,7 @@ impl<const TILES_M: usize> Input<TILES_M> {
                 let half = convert::f32_to_f16(mean);
                 let rest = (mean - convert::f16_to_f32(half)) * MEAN_REST;
                 let at = (tile * Self::COLUMNS + row) * num_groups::<F>() + group / 2 * 2;
-                let halves = self.sums.offset(at).cast::<f16>().offset(group % 2);
+                let halves = self.group_sums.offset(at).cast::<f16>().offset(group % 2);
                 halves.set(0, half);
                 halves.set(2, convert::f32_to_f16(rest));
             } else {
@@ -306,7 +306,7 @@ impl<const TILES_M: usize> Input<TILES_M> {
                     _ => 1.0 / quant_scale::<F>(0),
                 };
                 let at = (tile * num_groups::<F>() + group) * Self::COLUMNS + row;
-                self.sums.set(at, factor * sum);
+                self.group_sums.set(at, factor * sum);
             }
         }
     }
@@ -320,9 +320,9 @@ impl<const TILES_M: usize> Input<TILES_M> {
             let row = (tile as u32 * TILE_M + lane_group()).min(self.max_rows - 1);
             rows[tile] = self.rows.offset(row * row_stride(self.num_tiles) + lane_pair() * 8);
         }
-        let means = self.sums.offset(lane_group() * 8 + 2 * lane_pair());
-        let sums = self.sums.offset(2 * lane_pair());
-        LaneInput { rows, sums, means, max_rows: self.max_rows }
+        let means = self.group_sums.offset(lane_group() * 8 + 2 * lane_pair());
+        let group_sums = self.group_sums.offset(2 * lane_pair());
+        LaneInput { rows, group_sums, means, max_rows: self.max_rows }
     }
 }
 
@@ -330,8 +330,8 @@ impl<const TILES_M: usize> Input<TILES_M> {
 #[derive(Clone, Copy)]
 pub struct LaneInput<const TILES_M: usize> {
     rows: [Shared<u16>; TILES_M],
-    sums: Shared<f32>,
-    /// Where groups have integer mins, instead of `sums`.
+    group_sums: Shared<f32>,
+    /// Where groups have integer mins, instead of `group_sums`.
     means: Shared<f32>,
     /// Upper bound of the rows.
     pub max_rows: u32,
@@ -341,11 +341,11 @@ impl<const TILES_M: usize> LaneInput<TILES_M> {
     /// The reader of the tile `tile` after the first.
     #[inline(always)]
     pub fn tile<F: Format>(&self, tile: u32) -> Self {
-        let sums = tile * num_groups::<F>() * TILES_M as u32 * TILE_M;
+        let offset = tile * num_groups::<F>() * TILES_M as u32 * TILE_M;
         LaneInput {
             rows: self.rows.map(|row| row.offset(tile * TILE_K)),
-            sums: self.sums.offset(sums),
-            means: self.means.offset(sums),
+            group_sums: self.group_sums.offset(offset),
+            means: self.means.offset(offset),
             ..*self
         }
     }
@@ -355,7 +355,7 @@ impl<const TILES_M: usize> LaneInput<TILES_M> {
     #[must_use]
     pub fn rotated(mut self) -> Self {
         self.rows.rotate_left(1);
-        self.sums = self.sums.offset(TILE_M);
+        self.group_sums = self.group_sums.offset(TILE_M);
         self.means = self.means.offset(TILE_M * 8);
         self
     }
@@ -380,14 +380,14 @@ impl<const TILES_M: usize> LaneInput<TILES_M> {
     /// # Safety
     /// 1. The tile is copied.
     #[inline(always)]
-    pub unsafe fn sums<const N: usize>(&self, group: usize) -> [[f32; 2]; N] {
-        let mut sums = [[0.0; 2]; N];
+    pub unsafe fn group_sums<const N: usize>(&self, group: usize) -> [[f32; 2]; N] {
+        let mut group_sums = [[0.0; 2]; N];
         for tile in 0..N {
             let at = (group * TILES_M + tile) as u32 * TILE_M;
             // SAFETY: the caller's promise.
-            sums[tile] = unsafe { self.sums.get_vec(at) };
+            group_sums[tile] = unsafe { self.group_sums.get_vec(at) };
         }
-        sums
+        group_sums
     }
 
     /// A fragment of B: the means of the groups, and their rests, for the first `N` tiles of

@@ -10,8 +10,8 @@ use half::f16;
 /// Pairs of MMA steps of a tile.
 const PAIRS: usize = TILE_STEPS / 2;
 
-/// A warp's partial sums, rows of the weight by rows of x, divided by [`quant_scale`].
-pub type Sums<const TILES_M: usize> = [Accumulator; TILES_M];
+/// A warp's accumulators, rows of the weight by rows of x, divided by [`quant_scale`].
+pub type AccTiles<const TILES_M: usize> = [Accumulator; TILES_M];
 
 /// Whether the tiles of rows of x are multiplied one after the other: together they would take more
 /// registers than there are.
@@ -32,7 +32,7 @@ const fn is_split<F: Format>(tiles_m: usize) -> bool {
 pub unsafe fn multiply<F: Format, const TILES_M: usize>(
     tile: &Tile<F>,
     x: &LaneInput<TILES_M>,
-    acc: &mut Sums<TILES_M>,
+    acc: &mut AccTiles<TILES_M>,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -60,15 +60,15 @@ unsafe fn multiply_rows_in_turn<
 >(
     tile: &Tile<F>,
     x: &LaneInput<TILES_M>,
-    acc: &mut Sums<TILES_M>,
+    acc: &mut AccTiles<TILES_M>,
 ) {
     let mut x = *x;
     // `TILES_M`, but no constant: unrolled, the loop would keep the fragments of all steps.
     for _ in 0..(x.max_rows + TILES_M as u32).min(TILES_M as u32) {
-        let mut sums = [acc[0]];
+        let mut tile_acc = [acc[0]];
         // SAFETY: the caller's promise.
-        unsafe { multiply_rows::<F, TILES_M, 1, FIRST, END>(tile, &x, &mut sums) };
-        acc[0] = sums[0];
+        unsafe { multiply_rows::<F, TILES_M, 1, FIRST, END>(tile, &x, &mut tile_acc) };
+        acc[0] = tile_acc[0];
         acc.rotate_left(1);
         x = x.rotated();
     }
@@ -88,21 +88,21 @@ unsafe fn multiply_rows<
 >(
     tile: &Tile<F>,
     x: &LaneInput<TILES_M>,
-    acc: &mut Sums<N>,
+    acc: &mut AccTiles<N>,
 ) {
     let scales = F::unpack(tile.scales);
     let has_row_scales = F::MINS == Mins::Integers;
-    let mut sums = if has_row_scales { [[0.0; 4]; N] } else { *acc };
+    let mut k_tile_acc = if has_row_scales { [[0.0; 4]; N] } else { *acc };
     unroll!(pair in 0..PAIRS, {
         if (FIRST..END).contains(&pair) {
             // SAFETY: the caller's promise.
             unsafe {
-                multiply_steps::<F, TILES_M, N, { pair as u32 }>(tile, &scales, x, &mut sums);
+                multiply_steps::<F, TILES_M, N, { pair as u32 }>(tile, &scales, x, &mut k_tile_acc);
             }
         }
     });
     if !has_row_scales {
-        *acc = sums;
+        *acc = k_tile_acc;
         return;
     }
     let a = FragmentA::<f16>::from_words(F::min_fragment(&scales));
@@ -111,7 +111,7 @@ unsafe fn multiply_rows<
     let mins = means.map(|b| m16n8k16(a, FragmentB::from_words(b), [0.0; 4]));
     for row in 0..2 {
         let [scale, min_scale] = F::row_scale(&scales, row);
-        add_scaled(acc, &sums, row, scale);
+        add_scaled(acc, &k_tile_acc, row, scale);
         add_scaled(acc, &mins, row, min_scale * (GROUP_ELEMS / quant_scale::<F>(row)));
     }
 }
@@ -125,7 +125,7 @@ unsafe fn multiply_steps<F: Format, const TILES_M: usize, const N: usize, const 
     tile: &Tile<F>,
     scales: &F::Scales,
     x: &LaneInput<TILES_M>,
-    sums: &mut Sums<N>,
+    acc: &mut AccTiles<N>,
 ) {
     // SAFETY: the caller's promise.
     let b = unsafe { x.steps::<PAIR, N>() };
@@ -138,13 +138,13 @@ unsafe fn multiply_steps<F: Format, const TILES_M: usize, const N: usize, const 
             products = [[0.0; 4]; N];
             if F::MINS != Mins::Integers {
                 // SAFETY: the caller's promise.
-                let group_sums = unsafe { x.sums::<N>(group) }.map(in_rows::<F>);
+                let group_sums = unsafe { x.group_sums::<N>(group) }.map(in_rows::<F>);
                 if F::MINS == Mins::None {
                     products = group_sums;
                 } else {
                     for row in 0..2 {
                         let [_, min] = F::group_scale(scales, row, group);
-                        add_scaled(sums, &group_sums, row, min);
+                        add_scaled(acc, &group_sums, row, min);
                     }
                 }
             }
@@ -158,13 +158,13 @@ unsafe fn multiply_steps<F: Format, const TILES_M: usize, const N: usize, const 
         if is_last {
             for row in 0..2 {
                 let [scale, _] = F::group_scale(scales, row, group);
-                add_scaled(sums, &products, row, scale);
+                add_scaled(acc, &products, row, scale);
             }
         }
     }
 }
 
-/// A group's sums in the lane's two columns, for both of its rows.
+/// The sums of a group in the lane's two columns, for both of its rows.
 #[inline(always)]
 fn in_rows<F: Format>([a, b]: [f32; 2]) -> Accumulator {
     [a, b, a * F::LOWER_ROW, b * F::LOWER_ROW]
@@ -172,10 +172,10 @@ fn in_rows<F: Format>([a, b]: [f32; 2]) -> Accumulator {
 
 /// Adds `scale * terms` in row `row` of the lane.
 #[inline(always)]
-fn add_scaled<const N: usize>(sums: &mut Sums<N>, terms: &Sums<N>, row: usize, scale: f32) {
+fn add_scaled<const N: usize>(acc: &mut AccTiles<N>, terms: &AccTiles<N>, row: usize, scale: f32) {
     for tile_m in 0..N {
         for column in 2 * row..2 * row + 2 {
-            let sum = &mut sums[tile_m][column];
+            let sum = &mut acc[tile_m][column];
             *sum = math::fma(terms[tile_m][column], scale, *sum);
         }
     }

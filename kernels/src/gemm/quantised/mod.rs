@@ -46,7 +46,7 @@ use epilogue::{BiasAndResidual, Epilogue, Outputs, num_partials, store_partials}
 use format::{BLOCKS, Format, Tile, TilePtr, Tiles};
 use half::f16;
 use input::{Input, LaneInput};
-use mainloop::{Sums, multiply};
+use mainloop::{AccTiles, multiply};
 use norm::Norm;
 use ring::Ring;
 
@@ -146,7 +146,7 @@ impl<F: Format, const RING: bool> TileSource<F, RING> {
     unsafe fn multiply<const TILES_M: usize>(
         &mut self,
         x: &LaneInput<TILES_M>,
-        acc: &mut Sums<TILES_M>,
+        acc: &mut AccTiles<TILES_M>,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -233,7 +233,7 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
         let cursor = Cursor::new(split, tiles, [first, end], row_tiles);
         let mut source = TileSource::<F, RING>::new(ring_smem.cast(), cursor);
         let input = Input::<TILES_M>::new::<F>((x, x_stride), max_rows, k, chunk_tiles, input_smem);
-        input.clear_sums::<F>();
+        input.clear_group_sums::<F>();
         let norm = Norm { weight: norm_weight, reciprocal: norm_reciprocal, eps: norm_eps, k };
         let norm_weights = input.first_norm_weights(&norm);
         let num_rows = num_rows.get(0);

@@ -192,18 +192,18 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> Warp
         }
         let bias = [u32::from(K::K_BIAS) * 0x1_0001; 4];
         unroll!(panel in 0..PANELS, {
-            let mut sums = [[0.0; 4]; ROW_TILES];
+            let mut acc = [[0.0; 4]; ROW_TILES];
             unroll!(step in 0..2, {
                 // SAFETY: the caller's promise.
                 let q = unsafe { Self::load_q_words(smem_q, q_rows, panel, step as u32) };
                 self.q[panel][step] = q;
                 unroll!(row_tile in 0..2, {
                     if row_tile < ROW_TILES && Self::HAS_BIAS {
-                        multiply_words(bias, q[row_tile], &mut sums[row_tile]);
+                        multiply_words(bias, q[row_tile], &mut acc[row_tile]);
                     }
                 });
             });
-            self.k_bias[panel] = sums.map(|[a, b, ..]| [a, b]);
+            self.k_bias[panel] = acc.map(|[a, b, ..]| [a, b]);
         });
     }
 

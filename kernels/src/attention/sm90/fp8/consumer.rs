@@ -74,15 +74,15 @@ pub(super) struct Consumer<const SCORE_REGS: usize, const OUT_REGS: usize> {
     /// P V of all blocks so far.
     out: Accumulator<OUT_REGS>,
     /// Sums of the weights, in 8 equal columns, if the tensor cores add them.
-    sums: Accumulator<4>,
+    sum_acc: Accumulator<4>,
 }
 
 impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_REGS> {
     #[inline(always)]
     pub fn new(stages: Stages, warpgroup: u32, window: u32, scales: Scales) -> Self {
         let scores = Accumulator::zero();
-        let (out, sums) = (Accumulator::zero(), Accumulator::zero());
-        Consumer { stages, warpgroup, window, scales, scores, out, sums }
+        let (out, sum_acc) = (Accumulator::zero(), Accumulator::zero());
+        Consumer { stages, warpgroup, window, scales, scores, out, sum_acc }
     }
 
     /// Computes and stores the block's work items.
@@ -94,13 +94,13 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
     #[track_caller]
     pub unsafe fn run<O: Operand16, T: Fp8Tile>(mut self, output: &Output) {
         while let Some(item) = self.stages.items.get() {
-            let sums = self.compute_item::<T>(&item);
+            let row_sums = self.compute_item::<T>(&item);
             // SAFETY: the caller's promise. The item is read again, as registers are short.
             unsafe {
                 let item = self.stages.items.again();
                 let first_row = self.warpgroup * WARPGROUP_ROWS;
                 let out = replace(&mut self.out, Accumulator::zero());
-                output.store::<O, OUT_REGS>(&item, first_row, out, sums.map(|sum| sum.lse));
+                output.store::<O, OUT_REGS>(&item, first_row, out, row_sums.map(|sum| sum.lse));
             }
             self.stages.items.release();
         }
@@ -115,7 +115,7 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
         let has_rows = warp_row < item.queries;
         let scale = self.scales.scores(item.head);
         let mut softmax = Softmax::new(scale);
-        (self.out, self.sums) = (Accumulator::zero(), Accumulator::zero());
+        (self.out, self.sum_acc) = (Accumulator::zero(), Accumulator::zero());
         let q = self.stages.q.wait_full().start;
         // Block 0 begins with the sequence's first key, whatever the item.
         let first_block = item.first_key / T::BLOCK_N;
@@ -156,7 +156,7 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                 let grows = corrections != [1.0; 2];
                 if warp::vote_any(warp::FULL_MASK, grows) {
                     self.out.scale_rows(corrections);
-                    self.sums.scale_rows(corrections);
+                    self.sum_acc.scale_rows(corrections);
                 }
                 num_blocks += 1;
                 if T::FLUSH_BLOCKS > 0 && num_blocks == T::FLUSH_BLOCKS {
@@ -178,12 +178,15 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             self.stages.q.release();
         }
 
-        let row_sums =
-            if T::Weight::ADDS_ROUNDED { [0, 2].map(|i| self.sums.sum(i)) } else { softmax.sums() };
-        let sums = softmax.finish::<T::Weight>(row_sums);
+        let weight_sums = if T::Weight::ADDS_ROUNDED {
+            [0, 2].map(|i| self.sum_acc.sum(i))
+        } else {
+            softmax.weight_sums()
+        };
+        let row_sums = softmax.finish::<T::Weight>(weight_sums);
         let v_scale = self.scales.values(self.stages.items.again().head);
-        self.out.scale_rows(sums.map(|sum| sum.inverse * v_scale));
-        sums
+        self.out.scale_rows(row_sums.map(|sum| sum.inverse * v_scale));
+        row_sums
     }
 
     /// Issues Q K^T of the next block of keys; `q` is the tile.
@@ -217,7 +220,7 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
         let v = descriptor::<T::Weight>(self.stages.v.wait_full().start, T::Weight::SWIZZLE);
         let ones = descriptor::<T::Weight>(self.stages.ones, Swizzle::B32);
         let mut out = replace(&mut self.out, Accumulator::zero()).start();
-        let mut sums = replace(&mut self.sums, Accumulator::zero()).start();
+        let mut sum_acc = replace(&mut self.sum_acc, Accumulator::zero()).start();
         unroll!(step in 0..8, {
             if let Some(weights) = &weights[step] {
                 let steps_per_page = PAGE_SIZE / T::Weight::STEP_KEYS;
@@ -229,13 +232,13 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                 unsafe {
                     out.mma_rs(weights, v, true);
                     if T::Weight::ADDS_ROUNDED {
-                        sums.mma_rs(weights, ones, true);
+                        sum_acc.mma_rs(weights, ones, true);
                     }
                 }
             }
         });
         wgmma::commit();
-        Products { out, sums }
+        Products { out, sum_acc }
     }
 
     /// The thread's part of P V in shared memory: vectors a row of threads apart.
@@ -262,8 +265,8 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             }
             *out = math::fma(vec[i % 4], factors[i / 2 % 2], *out);
         });
-        self.sums.for_each(|i, sum| {
-            *sum = math::fma(total.sums[i / 2], factors[i / 2], *sum);
+        self.sum_acc.for_each(|i, sum| {
+            *sum = math::fma(total.weight_sums[i / 2], factors[i / 2], *sum);
         });
     }
 
@@ -280,8 +283,8 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                 unsafe { at.set_vec(4 * warp::WARPGROUP_SIZE * (i as u32 / 4), vec) };
             }
         });
-        let sums = replace(&mut self.sums, Accumulator::zero());
-        *total = Some(Total { maxima, sums: [0, 2].map(|i| sums.sum(i)) });
+        let sum_acc = replace(&mut self.sum_acc, Accumulator::zero());
+        *total = Some(Total { maxima, weight_sums: [0, 2].map(|i| sum_acc.sum(i)) });
     }
 
     /// Waits for P V of a block and releases V.
@@ -289,7 +292,7 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
     #[track_caller]
     fn wait_pv(&mut self, products: Products<OUT_REGS>) {
         self.out = products.out.wait::<0>();
-        self.sums = products.sums.wait::<0>();
+        self.sum_acc = products.sum_acc.wait::<0>();
         self.stages.v.release();
     }
 }
@@ -300,13 +303,13 @@ struct Total {
     /// The rows' maxima that it is relative to.
     maxima: [f32; 2],
     /// Sums of the rows' weights.
-    sums: [f32; 2],
+    weight_sums: [f32; 2],
 }
 
 /// The products of weights.
 struct Products<const OUT_REGS: usize> {
     out: InFlight<OUT_REGS>,
-    sums: InFlight<4>,
+    sum_acc: InFlight<4>,
 }
 
 /// The operand at `start` whose k are contiguous.

@@ -109,16 +109,16 @@ impl Softmax {
 
     /// The sums of the rows' weights, if those are added as they are computed.
     #[inline(always)]
-    pub fn sums(&self) -> [f32; 2] {
+    pub fn weight_sums(&self) -> [f32; 2] {
         self.sum.map(|sum| reduce_quad(sum, |a, b| a + b))
     }
 
     /// The factor that makes the rows' weights, of these sums, sum to 1, 0 for a row without a key,
     /// and the natural logarithm of the sum of the exponentials of its scores.
     #[inline(always)]
-    pub fn finish<W: Weight>(&self, sums: [f32; 2]) -> [RowSum; 2] {
+    pub fn finish<W: Weight>(&self, weight_sums: [f32; 2]) -> [RowSum; 2] {
         [0, 1].map(|row| {
-            let sum = sums[row];
+            let sum = weight_sums[row];
             let is_empty = sum == 0.0;
             RowSum {
                 inverse: if is_empty { 0.0 } else { math::rcp_approx(sum) },

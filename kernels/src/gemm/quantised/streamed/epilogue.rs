@@ -4,7 +4,7 @@
 use super::super::epilogue::Epilogue;
 use super::super::format::{TILE_ROWS, lane_pair};
 use super::super::input::TILE_M;
-use super::super::mainloop::Sums;
+use super::super::mainloop::AccTiles;
 use super::super::{NUM_THREADS, NUM_WARPS};
 use super::{BlockRows, WarpSplit, late_lane_id};
 use crate::element::Number;
@@ -35,7 +35,7 @@ pub struct Partials {
 /// A lane's partial sums of a row of tiles.
 #[derive(Clone, Copy)]
 pub struct Slot {
-    sums: Shared<f32>,
+    partials: Shared<f32>,
     max_rows: u32,
 }
 
@@ -51,7 +51,7 @@ impl Partials {
     pub fn first_slot(&self) -> Slot {
         let lane = late_lane_id();
         let first = (warp::warp_idx() * self.max_rows + lane % 4 * 2) * COLUMN_STRIDE;
-        Slot { sums: self.smem.offset(first + lane / 4), max_rows: self.max_rows }
+        Slot { partials: self.smem.offset(first + lane / 4), max_rows: self.max_rows }
     }
 
     /// The sum over the warps that split k, of row `row` of part `part` of a batch of `len` rows,
@@ -87,7 +87,7 @@ impl Slot {
     #[inline(always)]
     #[must_use]
     pub fn next(self) -> Self {
-        Slot { sums: self.sums.offset(NUM_WARPS * self.max_rows * COLUMN_STRIDE), ..self }
+        Slot { partials: self.partials.offset(NUM_WARPS * self.max_rows * COLUMN_STRIDE), ..self }
     }
 
     /// Where the lane's sum `i` of a tile of rows of x is, and whether there is such a row.
@@ -98,37 +98,37 @@ impl Slot {
         (column * COLUMN_STRIDE + i as u32 / 2 * 8, is_row)
     }
 
-    /// The lane's sums.
+    /// The lane's partial sums.
     ///
     /// # Safety
     /// 1. The lane has stored them.
     #[inline(always)]
-    pub unsafe fn load<const TILES_M: usize>(&self) -> Sums<TILES_M> {
+    pub unsafe fn load<const TILES_M: usize>(&self) -> AccTiles<TILES_M> {
         let mut acc = [[0.0; 4]; TILES_M];
         for tile_m in 0..TILES_M {
             for i in 0..4 {
                 let (at, is_row) = self.at(tile_m, i);
                 if is_row {
                     // SAFETY: the caller's promise.
-                    acc[tile_m][i] = unsafe { self.sums.get(at) };
+                    acc[tile_m][i] = unsafe { self.partials.get(at) };
                 }
             }
         }
         acc
     }
 
-    /// Stores the lane's sums.
+    /// Stores the lane's partial sums.
     ///
     /// # Safety
     /// 1. No other thread accesses them.
     #[inline(always)]
-    pub unsafe fn store<const TILES_M: usize>(&self, acc: &Sums<TILES_M>) {
+    pub unsafe fn store<const TILES_M: usize>(&self, acc: &AccTiles<TILES_M>) {
         for tile_m in 0..TILES_M {
             for i in 0..4 {
                 let (at, is_row) = self.at(tile_m, i);
                 if is_row {
                     // SAFETY: the caller's promise.
-                    unsafe { self.sums.set(at, acc[tile_m][i]) };
+                    unsafe { self.partials.set(at, acc[tile_m][i]) };
                 }
             }
         }

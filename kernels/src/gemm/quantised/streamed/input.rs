@@ -265,17 +265,17 @@ fn means<F: Format, const TILES_M: usize>(
         turns[turn] = m16n8k16(a, FragmentB::from_words([ones; 2]), turns[turn]);
     });
     // Groups 0 to 7, and 8 to 15.
-    let mut sums = [[0.0; 4]; 2];
+    let mut group_sums = [[0.0; 4]; 2];
     for half in 0..2 {
         for i in 0..4 {
-            sums[half][i] = turns[2 * half][i] + turns[2 * half + 1][i];
+            group_sums[half][i] = turns[2 * half][i] + turns[2 * half + 1][i];
         }
     }
     let mut means = [[[0; 2]; 2]; TILES_M];
     unroll!(i in 0..4, {
         let (tile_m, half) = (i / 2, i % 2);
         if tile_m < TILES_M && half * 8 * F::GROUP_STEPS < TILE_STEPS {
-            let mean = [sums[half][2 * tile_m], sums[half][2 * tile_m + 1]]
+            let mean = [group_sums[half][2 * tile_m], group_sums[half][2 * tile_m + 1]]
                 .map(|sum| sum * (1.0 / (F::GROUP_STEPS as u32 * STEP_K) as f32));
             let rounded = convert::f32_to_f16x2(mean[0], mean[1]);
             let [lo, hi] = [rounded.lo(), rounded.hi()].map(convert::f16_to_f32);

@@ -1,7 +1,7 @@
 //! The matrix product of a tile of the weight in shared memory with x in registers.
 
 use super::super::format::{FactoredFormat, MEAN_REST, UNIT_STEPS, quant_scale};
-use super::super::mainloop::Sums;
+use super::super::mainloop::AccTiles;
 use super::input::InputTile;
 use cuda_std::mma::{FragmentA, FragmentB, m16n8k16};
 use cuda_std::prelude::*;
@@ -17,20 +17,20 @@ use half::f16;
 pub unsafe fn multiply<F: FactoredFormat, const TILES_M: usize>(
     tile: Shared<u8>,
     x: &InputTile<TILES_M>,
-    acc: impl FnOnce() -> Sums<TILES_M>,
-) -> Sums<TILES_M> {
+    acc: impl FnOnce() -> AccTiles<TILES_M>,
+) -> AccTiles<TILES_M> {
     // SAFETY: the caller's promise.
     let scales = F::unpack(unsafe { F::load_scales(tile) });
-    let mut sums = [[0.0; 4]; TILES_M];
+    let mut k_tile_acc = [[0.0; 4]; TILES_M];
     unroll!(unit in 0..4, {
         // SAFETY: the caller's promise.
         unsafe {
             let quants = F::load_unit(tile.offset(F::SCALE_BYTES + unit as u32 * F::UNIT_BYTES));
             multiply_steps::<F, TILES_M, { 4 * unit }, { 4 * unit + 1 }>(
-                &quants, &scales, x, &mut sums,
+                &quants, &scales, x, &mut k_tile_acc,
             );
             multiply_steps::<F, TILES_M, { 4 * unit + 2 }, { 4 * unit + 3 }>(
-                &quants, &scales, x, &mut sums,
+                &quants, &scales, x, &mut k_tile_acc,
             );
         }
     });
@@ -43,7 +43,8 @@ pub unsafe fn multiply<F: FactoredFormat, const TILES_M: usize>(
         for row in 0..2 {
             let [scale, mean_scale] = F::row_factors(&scales, row);
             for i in 2 * row..2 * row + 2 {
-                let sum = math::fma(sums[tile_m][i], scale * quant_scale::<F>(row), acc[tile_m][i]);
+                let sum =
+                    math::fma(k_tile_acc[tile_m][i], scale * quant_scale::<F>(row), acc[tile_m][i]);
                 acc[tile_m][i] = math::fma(terms[i], mean_scale, sum);
             }
         }
@@ -62,7 +63,7 @@ fn multiply_steps<
     quants: &F::Unit,
     scales: &F::Scales,
     x: &InputTile<TILES_M>,
-    sums: &mut Sums<TILES_M>,
+    k_tile_acc: &mut AccTiles<TILES_M>,
 ) {
     let mut b = [[[0; 2]; 2]; TILES_M];
     for tile_m in 0..TILES_M {
@@ -83,7 +84,7 @@ fn multiply_steps<
                 let scale = F::scale_in_row(scales, row, (FIRST + step) / F::GROUP_STEPS);
                 for tile_m in 0..TILES_M {
                     for i in 2 * row..2 * row + 2 {
-                        let sum = &mut sums[tile_m][i];
+                        let sum = &mut k_tile_acc[tile_m][i];
                         *sum = math::fma(products[tile_m][i], scale, *sum);
                     }
                 }
