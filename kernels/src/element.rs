@@ -54,11 +54,11 @@ pub trait Number: Element + NarrowedFrom<f32> + NarrowedFrom<Self> {
     const CLAMP: f32;
 
     /// The value for this type, of those for f32, f16 and bf16.
-    fn choose<V>([of_f32, of_f16, of_bf16]: [V; 3]) -> V {
+    fn choose<V>([for_f32, for_f16, for_bf16]: [V; 3]) -> V {
         match Self::DTYPE {
-            Dtype::F32 => of_f32,
-            Dtype::F16 => of_f16,
-            _ => of_bf16,
+            Dtype::F32 => for_f32,
+            Dtype::F16 => for_f16,
+            _ => for_bf16,
         }
     }
 

@@ -177,7 +177,7 @@ impl Device {
     /// `len` numbers, exactly.
     pub fn read<T: Element>(&self, ptr: DevicePtr<T>, len: usize) -> Vec<f32> {
         let bytes = self.read_bytes(ptr, size_of::<T>() * len);
-        bytes.chunks_exact(size_of::<T>()).map(|bytes| T::of_bytes(bytes).value()).collect()
+        bytes.chunks_exact(size_of::<T>()).map(|bytes| T::from_bytes(bytes).value()).collect()
     }
 
     /// The first `num_rows` rows of `n` columns. All else up to `max_rows` must be NaN still.

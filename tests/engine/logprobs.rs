@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 /// What has come of a request.
 #[derive(Default)]
 struct Scored {
-    of_prompt: Vec<Logprobs>,
-    of_tokens: Vec<Logprobs>,
+    prompt: Vec<Logprobs>,
+    generated: Vec<Logprobs>,
     tokens: Vec<u32>,
     cached_tokens: usize,
     reason: Option<FinishReason>,
@@ -25,8 +25,8 @@ fn run_all(engine: &mut Engine) -> BTreeMap<RequestId, Scored> {
             let scored = all.entry(event.request).or_default();
             match event.kind {
                 EventKind::Started { cached_tokens } => scored.cached_tokens = cached_tokens,
-                EventKind::PromptLogprobs(of) => scored.of_prompt.extend(of),
-                EventKind::Logprobs(of) => scored.of_tokens.push(of),
+                EventKind::PromptLogprobs(of) => scored.prompt.extend(of),
+                EventKind::Logprobs(of) => scored.generated.push(of),
                 EventKind::Token(token) => scored.tokens.push(token),
                 EventKind::Finished(reason) => scored.reason = Some(reason),
                 other => panic!("{other:?}"),
@@ -78,18 +78,18 @@ fn they_are_the_models_own() {
         let all = run_all(&mut together);
         num_preemptions += together.stats().num_preemptions;
         for (id, request) in requests {
-            let Scored { of_prompt, of_tokens, tokens, .. } = &all[&id];
+            let Scored { prompt, generated, tokens, .. } = &all[&id];
             let plain = Request { logprobs: None, prompt_logprobs: None, ..request.clone() };
             assert_eq!(*tokens, run(&mut alone, plain).tokens, "seed {seed}");
             let whole = [&request.prompt[..], tokens].concat();
             let wanted = oracle(&mut alone, &whole);
             let scored = request.prompt_logprobs.map_or(0, |_| request.prompt.len() - 1);
-            assert_eq!(of_prompt.len(), scored, "seed {seed}");
-            for (at, of) in of_prompt.iter().enumerate() {
+            assert_eq!(prompt.len(), scored, "seed {seed}");
+            for (at, of) in prompt.iter().enumerate() {
                 check(of, whole[at + 1], request.prompt_logprobs.unwrap(), &wanted[at]);
             }
-            assert_eq!(of_tokens.len(), request.logprobs.map_or(0, |_| tokens.len()));
-            for (at, of) in (request.prompt.len()..).zip(of_tokens) {
+            assert_eq!(generated.len(), request.logprobs.map_or(0, |_| tokens.len()));
+            for (at, of) in (request.prompt.len()..).zip(generated) {
                 check(of, whole[at], request.logprobs.unwrap(), &wanted[at - 1]);
             }
         }
@@ -104,17 +104,17 @@ fn a_prompt_is_scored_as_a_whole_and_alone() {
     let scored = Request { prompt_logprobs: Some(1), ..greedy(prompt.clone(), 0) };
     let first = engine.add_request(scored.clone()).unwrap();
     let first = run_all(&mut engine).remove(&first).unwrap();
-    assert_eq!((first.of_prompt.len(), &*first.tokens), (149, &[][..]));
+    assert_eq!((first.prompt.len(), &*first.tokens), (149, &[][..]));
     assert_eq!(first.reason, Some(FinishReason::Length));
     // What it left in the cache is of use to others, and not to a prompt that is scored.
     assert_eq!(run(&mut engine, greedy(prompt, 1)).cached_tokens, 128);
     let again = engine.add_request(scored).unwrap();
     let again = run_all(&mut engine).remove(&again).unwrap();
-    assert_eq!((again.cached_tokens, again.of_prompt), (0, first.of_prompt));
+    assert_eq!((again.cached_tokens, again.prompt), (0, first.prompt));
     let one = Request { prompt_logprobs: Some(1), ..greedy(vec![1], 0) };
     let one = engine.add_request(one).unwrap();
     let one = run_all(&mut engine).remove(&one).unwrap();
-    assert!(one.of_prompt.is_empty() && one.reason == Some(FinishReason::Length));
+    assert!(one.prompt.is_empty() && one.reason == Some(FinishReason::Length));
 }
 
 #[test]

@@ -13,15 +13,15 @@ use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
     vec![
-        of_model("smollm2::token_ids_match_golden", token_ids_match_golden),
-        of_model("smollm2::chats_match_golden", chats_match_golden),
-        of_model("smollm2::answers_stream", answers_stream),
-        of_model("smollm2::stops_at_the_end_of_a_turn", stops_at_the_end_of_a_turn),
+        model_trial("smollm2::token_ids_match_golden", token_ids_match_golden),
+        model_trial("smollm2::chats_match_golden", chats_match_golden),
+        model_trial("smollm2::answers_stream", answers_stream),
+        model_trial("smollm2::stops_at_the_end_of_a_turn", stops_at_the_end_of_a_turn),
     ]
 }
 
 /// A trial that needs the model.
-fn of_model(name: &str, test: fn(&Text)) -> Trial {
+fn model_trial(name: &str, test: fn(&Text)) -> Trial {
     let path = model_path();
     let ignored = path.is_none();
     let test = move || test(&open(&path.expect("not run without the model")));

@@ -48,7 +48,7 @@ impl Operand {
     }
 
     /// An operand of these values, which the format must represent exactly.
-    pub fn of_values(format: Format, values: impl Iterator<Item = Vec<f64>>) -> Self {
+    pub fn from_values(format: Format, values: impl Iterator<Item = Vec<f64>>) -> Self {
         let code = |value: f64| {
             let code = format.round(value, Rounding::Nearest);
             assert_eq!(format.value(code), value);
@@ -229,8 +229,8 @@ pub fn probes(
         accumulation.products.iter().for_each(|&(at, value)| row[at] = value);
         row
     };
-    let a = Operand::of_values(format, accumulations.iter().map(row));
-    let b = Operand::of_values(format, (0..n).map(|_| vec![1.0; k]));
+    let a = Operand::from_values(format, accumulations.iter().map(row));
+    let b = Operand::from_values(format, (0..n).map(|_| vec![1.0; k]));
     let before: Vec<f64> = accumulations.iter().map(|one| one.before).collect();
     let one_column = Operand { codes: vec![b.codes[0].clone()], ..b };
     let elements = elements(&a, &one_column, &before, Step { k, in_f16: false });

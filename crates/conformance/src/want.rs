@@ -57,13 +57,13 @@ struct Number {
 }
 
 impl Number {
-    fn of_f32(x: f32) -> Self {
+    fn from_f32(x: f32) -> Self {
         let magnitude = (x.to_bits() & i32::MAX as u32) as i32;
         let place = if x.is_sign_negative() { -magnitude } else { magnitude };
         Number { value: x.into(), place }
     }
 
-    fn of_f16(x: f16) -> Self {
+    fn from_f16(x: f16) -> Self {
         let magnitude = i32::from(x.to_bits() & i16::MAX as u16);
         let place = if x.is_sign_negative() { -magnitude } else { magnitude };
         Number { value: x.into(), place }
@@ -180,11 +180,11 @@ impl Want {
     fn numbers(&self, bytes: &[u8]) -> impl Iterator<Item = Number> {
         let is_f16 = matches!(self, Want::F16(..));
         words(bytes).flat_map(move |word| {
-            let half = |bits: u32| Number::of_f16(f16::from_bits(bits as u16));
+            let half = |bits: u32| Number::from_f16(f16::from_bits(bits as u16));
             let (first, second) = if is_f16 {
                 (half(word), Some(half(word >> 16)))
             } else {
-                (Number::of_f32(f32::from_bits(word)), None)
+                (Number::from_f32(f32::from_bits(word)), None)
             };
             [Some(first), second].into_iter().flatten()
         })
@@ -192,8 +192,8 @@ impl Want {
 
     fn rounded(&self, value: f64) -> Number {
         match self {
-            Want::F16(..) => Number::of_f16(f16::from_f32(value as f32)),
-            _ => Number::of_f32(value as f32),
+            Want::F16(..) => Number::from_f16(f16::from_f32(value as f32)),
+            _ => Number::from_f32(value as f32),
         }
     }
 }
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     fn admits(tolerance: &Tolerance, got: f32, want: f64) -> bool {
-        tolerance.share(0, Number::of_f32(got), Number::of_f32(want as f32), want) <= 1.0
+        tolerance.share(0, Number::from_f32(got), Number::from_f32(want as f32), want) <= 1.0
     }
 
     #[test]

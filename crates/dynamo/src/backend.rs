@@ -129,7 +129,7 @@ impl LLMEngine for Backend {
         let running = spawn_blocking(|| Self::open(options, events)).await;
         let running = running
             .map_err(|error| error::shut_down(format!("the start has panicked: {error}")))?
-            .map_err(|error| error::of_engine(&error))?;
+            .map_err(|error| error::from_engine(&error))?;
         let llm = Some(self.registration(running.service.handle()));
         *self.lock() = Some(running);
         let model = self.options.model_name.clone();
@@ -154,7 +154,7 @@ impl LLMEngine for Backend {
         let request = request
             .await
             .map_err(|error| error::unknown(format!("the request has panicked: {error}")))??;
-        let events = handle.submit(request).map_err(|error| error::of_engine(&error))?;
+        let events = handle.submit(request).map_err(|error| error::from_engine(&error))?;
         let model = Arc::clone(&self.options.model);
         Ok(stream::outputs(stream::Answer { model, events, prompt_len, has_usage }, ctx))
     }

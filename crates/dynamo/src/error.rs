@@ -23,7 +23,7 @@ fn of(kind: ErrorType, message: impl Into<String>) -> DynamoError {
 }
 
 /// What an error of the engine means for a request, or for the start.
-pub fn of_engine(error: &EngineError) -> DynamoError {
+pub fn from_engine(error: &EngineError) -> DynamoError {
     let kind = match error {
         EngineError::Context { .. }
         | EngineError::TooMany { .. }

@@ -70,7 +70,7 @@ impl Answer {
             RequestEvent::Logprobs(logprobs) => progress.logprobs = Some(logprobs),
             RequestEvent::Token(token) => {
                 progress.num_tokens += 1;
-                return Some(Ok(self.of_token(token, progress.logprobs.take())));
+                return Some(Ok(self.token_output(token, progress.logprobs.take())));
             }
             RequestEvent::Finished(reason) => {
                 let output = match reason {
@@ -83,14 +83,14 @@ impl Answer {
                 };
                 return Some(Ok(self.last(output, progress)));
             }
-            RequestEvent::Failed(error) => return Some(Err(error::of_engine(&error))),
+            RequestEvent::Failed(error) => return Some(Err(error::from_engine(&error))),
             // Nobody asks for the others.
             _ => {}
         }
         None
     }
 
-    fn of_token(&self, token: u32, logprobs: Option<Logprobs>) -> LLMEngineOutput {
+    fn token_output(&self, token: u32, logprobs: Option<Logprobs>) -> LLMEngineOutput {
         let Some(Logprobs { logprob, top, .. }) = logprobs else { return chunk::token(token) };
         let top = top.into_iter().zip(1..).map(|((token_id, logprob), rank)| {
             let bytes = self.bytes(token_id);

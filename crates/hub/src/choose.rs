@@ -53,8 +53,8 @@ pub(crate) fn choose_gguf(
                 |&file| vec![file],
             )
         }
-        Some(quant) => of_quant(&models, quant),
-        None => match &of_quant(&models, DEFAULT_QUANT)[..] {
+        Some(quant) => files_with_quant(&models, quant),
+        None => match &files_with_quant(&models, DEFAULT_QUANT)[..] {
             [] => models.clone(),
             default => default.to_vec(),
         },
@@ -93,7 +93,7 @@ pub(crate) fn is_model(file: &FileName) -> bool {
 }
 
 /// The files whose path has `quant` as a word: `Q4_K` is no word of `Q4_K_M`.
-fn of_quant<'a>(files: &[&'a FileName], quant: &str) -> Vec<&'a FileName> {
+fn files_with_quant<'a>(files: &[&'a FileName], quant: &str) -> Vec<&'a FileName> {
     let quant = quant.to_ascii_lowercase();
     let is_inside = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     let has_word = |file: &&&FileName| {

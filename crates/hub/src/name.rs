@@ -24,7 +24,7 @@ impl RepoId {
     }
 
     /// The repository of a snapshot's directory in the cache: `models--ORG--NAME/snapshots/COMMIT`.
-    pub fn of_snapshot(dir: &Path) -> Option<RepoId> {
+    pub fn from_snapshot(dir: &Path) -> Option<RepoId> {
         let snapshots = dir.parent().filter(|parent| parent.ends_with("snapshots"))?;
         RepoId::from_folder(snapshots.parent()?.file_name()?.to_str()?)
     }
@@ -128,8 +128,8 @@ mod tests {
         assert_eq!(model.to_string(), "bartowski/Llama-3.2-1B-GGUF:Q4_K_M");
         assert_eq!("a/b".parse::<ModelRef>().unwrap().wanted, None);
         let snapshot = Path::new("/hub").join(model.repo.folder()).join("snapshots/0123");
-        assert_eq!(RepoId::of_snapshot(&snapshot).unwrap().name(), "Llama-3.2-1B-GGUF");
-        assert_eq!(RepoId::of_snapshot(Path::new("models--a--b/0123")), None);
+        assert_eq!(RepoId::from_snapshot(&snapshot).unwrap().name(), "Llama-3.2-1B-GGUF");
+        assert_eq!(RepoId::from_snapshot(Path::new("models--a--b/0123")), None);
         assert_eq!(RepoId::from_folder("models--gpt2").unwrap().as_str(), "gpt2");
     }
 

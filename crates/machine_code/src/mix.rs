@@ -2,7 +2,7 @@
 //! once.
 
 mod machine_code;
-mod of_ptx;
+mod ptx;
 
 use crate::{expected::instruction, ptx::Code};
 
@@ -85,13 +85,13 @@ pub struct Mix([u32; Class::ALL.len()]);
 
 impl Mix {
     /// Instructions of a kernel's PTX.
-    pub fn of_ptx(ptx: &str) -> Self {
+    pub fn from_ptx(ptx: &str) -> Self {
         let code = Code::parse(ptx);
-        code.instructions.iter().map(|instruction| of_ptx::class(&instruction.opcode)).collect()
+        code.instructions.iter().map(|instruction| ptx::class(&instruction.opcode)).collect()
     }
 
     /// Instructions of machine code, as nvdisasm prints it, without `NOP`, which fills gaps.
-    pub fn of_machine_code(code: &str) -> Self {
+    pub fn from_machine_code(code: &str) -> Self {
         let mnemonics = code.lines().filter_map(instruction);
         // Data of other sections: directives such as `.word`.
         let mnemonics = mnemonics.filter(|name| !name.starts_with('.') && *name != "NOP");
@@ -132,7 +132,7 @@ mod tests {
     /// Counted by hand: see the files.
     #[test]
     fn recorded_texts_have_the_counts_of_a_hand() {
-        let ptx = Mix::of_ptx(include_str!("../tests/fixtures/mix.ptx"));
+        let ptx = Mix::from_ptx(include_str!("../tests/fixtures/mix.ptx"));
         let want = [
             (Class::Tensor, 1),
             (Class::AsyncCopy, 2),
@@ -148,7 +148,7 @@ mod tests {
             (Class::Other, 5),
         ];
         assert_eq!(counts(ptx), want);
-        let code = Mix::of_machine_code(include_str!("../tests/fixtures/serialised.sass"));
+        let code = Mix::from_machine_code(include_str!("../tests/fixtures/serialised.sass"));
         let want = [
             (Class::Tensor, 1),
             (Class::GlobalStore, 1),
@@ -158,7 +158,7 @@ mod tests {
             (Class::Other, 5),
         ];
         assert_eq!(counts(code), want);
-        let code = Mix::of_machine_code(include_str!("../tests/fixtures/waiting_input.sass"));
+        let code = Mix::from_machine_code(include_str!("../tests/fixtures/waiting_input.sass"));
         let want = [
             (Class::GlobalLoad, 2),
             (Class::GlobalStore, 1),

@@ -48,7 +48,7 @@ impl Multiprocessor {
         Multiprocessor { gpus: "H100 and H200", shared_bytes: 228 << 10, ..Self::SM_80 };
 
     /// The one that a target is for: `sm_80`, `sm_90` or `sm_90a`.
-    pub fn of_target(target: &str) -> Option<Self> {
+    pub fn from_target(target: &str) -> Option<Self> {
         match target {
             "sm_80" => Some(Self::SM_80),
             "sm_90" | "sm_90a" => Some(Self::SM_90),
@@ -211,8 +211,8 @@ mod tests {
 
     #[test]
     fn a_target_that_is_not_known_has_no_multiprocessor() {
-        assert_eq!(Multiprocessor::of_target("sm_90a"), Some(Multiprocessor::SM_90));
-        assert_eq!(Multiprocessor::of_target("sm_80"), Some(Multiprocessor::SM_80));
-        assert_eq!(Multiprocessor::of_target("sm_120"), None);
+        assert_eq!(Multiprocessor::from_target("sm_90a"), Some(Multiprocessor::SM_90));
+        assert_eq!(Multiprocessor::from_target("sm_80"), Some(Multiprocessor::SM_80));
+        assert_eq!(Multiprocessor::from_target("sm_120"), None);
     }
 }

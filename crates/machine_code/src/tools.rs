@@ -34,7 +34,7 @@ impl Assembled {
 
     /// The machine code's instructions by class.
     pub fn mix(&self) -> Option<Mix> {
-        self.code.as_deref().map(Mix::of_machine_code)
+        self.code.as_deref().map(Mix::from_machine_code)
     }
 }
 

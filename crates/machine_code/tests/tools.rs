@@ -32,7 +32,7 @@ fn main() {
 fn resources_and_mix(tools: &Tools) -> Result<(), Failed> {
     let spill = tools.assemble(SPILL, "sm_90a")?.resources().ok_or("no resources")?;
     assert!(spill.registers == 24 && spill.spill_store_bytes > 0 && spill.stack_bytes > 0);
-    let recorded = Mix::of_machine_code(include_str!("fixtures/serialised.sass"));
+    let recorded = Mix::from_machine_code(include_str!("fixtures/serialised.sass"));
     assert_eq!(tools.assemble(SERIALISED, "sm_90a")?.mix(), Some(recorded));
     Ok(())
 }

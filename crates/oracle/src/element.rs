@@ -18,7 +18,7 @@ pub trait Element: Copy + PartialEq + 'static {
     /// As memory has it.
     fn bytes(self) -> Vec<u8>;
     /// The number that memory has so.
-    fn of_bytes(bytes: &[u8]) -> Self;
+    fn from_bytes(bytes: &[u8]) -> Self;
 
     /// `value`, rounded.
     fn rounded(value: f32) -> f32 {
@@ -45,7 +45,7 @@ macro_rules! elements {
                 self.to_le_bytes().to_vec()
             }
 
-            fn of_bytes(bytes: &[u8]) -> Self {
+            fn from_bytes(bytes: &[u8]) -> Self {
                 Self::from_le_bytes(bytes.try_into().expect("the bytes of one number"))
             }
         }

@@ -111,7 +111,7 @@ impl Knowledge {
     }
 
     /// Knowledge of component 0 of block `home`, which is in epoch 1.
-    pub fn of_first(home: u64) -> Self {
+    pub fn with_first_component(home: u64) -> Self {
         let mut knowledge = Knowledge::new(home);
         knowledge.known.raise(0, 1);
         knowledge

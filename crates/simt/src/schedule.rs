@@ -108,7 +108,7 @@ pub fn emulate_streams(
         return Err(refuse(first.kernel, "a kernel cannot launch another one".to_owned()));
     }
     catch_panics();
-    let before = memory.start_launch().then(|| Knowledge::of_first(LAUNCH_BEFORE));
+    let before = memory.start_launch().then(|| Knowledge::with_first_component(LAUNCH_BEFORE));
     let machine = Machine::new((grids, streams.len()), before, std::mem::take(memory), seed);
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let streams = starts.zip(&ends).map(|(start, &end)| Stream::new(start..end)).collect();

@@ -25,7 +25,7 @@ static CASES: AtomicU64 = AtomicU64::new(0);
 pub fn seeds() -> Range<u64> {
     let seeds = number(VARIABLE).unwrap_or(DEFAULT);
     let per_case = number(PER_CASE_VARIABLE).unwrap_or(seeds);
-    of_case(CASES.fetch_add(1, Ordering::Relaxed), seeds, per_case)
+    case_seeds(CASES.fetch_add(1, Ordering::Relaxed), seeds, per_case)
 }
 
 /// The positive number in an environment variable, if it is set.
@@ -40,7 +40,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 /// At most `per_case` of `seeds` seeds.
-fn of_case(case: u64, seeds: u64, per_case: u64) -> Range<u64> {
+fn case_seeds(case: u64, seeds: u64, per_case: u64) -> Range<u64> {
     let start = case % seeds.div_ceil(per_case) * per_case;
     start..seeds.min(start.saturating_add(per_case))
 }
@@ -51,7 +51,8 @@ mod tests {
 
     #[test]
     fn cases_take_all_seeds_in_turn() {
-        let taken = |seeds, per_case| (0..4).map(|case| of_case(case, seeds, per_case)).collect();
+        let taken =
+            |seeds, per_case| (0..4).map(|case| case_seeds(case, seeds, per_case)).collect();
         let taken: [Vec<_>; 3] = [taken(5, 5), taken(5, 2), taken(5, 9)];
         assert_eq!(taken, [vec![0..5; 4], vec![0..2, 2..4, 4..5, 0..2], vec![0..5; 4]]);
     }

@@ -62,7 +62,7 @@ impl Access {
     }
 
     /// The same access, as one of an earlier launch.
-    fn of_launch_before(self) -> Self {
+    fn in_earlier_launch(self) -> Self {
         Access { issuer: self.issuer, ..Access::before(self.location) }
     }
 
@@ -286,9 +286,9 @@ impl Cell {
     fn seal(&mut self) {
         let written = self.write.or(self.atomics.all().first().copied());
         let read = self.reads.all().first().copied();
-        self.write = written.map(Access::of_launch_before);
+        self.write = written.map(Access::in_earlier_launch);
         self.atomics = Reads::None;
-        self.reads = read.map_or(Reads::None, |read| Reads::One(read.of_launch_before()));
+        self.reads = read.map_or(Reads::None, |read| Reads::One(read.in_earlier_launch()));
     }
 
     fn check_writes(&self, observer: &Observer<'_>) -> Result<(), Conflict> {

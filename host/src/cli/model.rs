@@ -128,7 +128,7 @@ impl ModelArgs {
         let path = self.path()?;
         let path = std::path::absolute(&path).unwrap_or(path);
         let is_dir = path.is_dir();
-        if let Some(repo) = hub::RepoId::of_snapshot(&path).filter(|_| is_dir) {
+        if let Some(repo) = hub::RepoId::from_snapshot(&path).filter(|_| is_dir) {
             return Ok(repo.name().to_owned());
         }
         let split = path.file_name().and_then(|name| models::split_name(name.to_str()?));

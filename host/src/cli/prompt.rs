@@ -109,7 +109,7 @@ impl TemplateArgs {
 
 /// The value of `--reasoning-parser`.
 fn reasoning(name: &str) -> Result<Reasoning, String> {
-    Reasoning::of_name(name).ok_or_else(|| {
+    Reasoning::from_name(name).ok_or_else(|| {
         let names: Vec<&str> = Reasoning::names().collect();
         format!("expected auto, none or one of {}", names.join(", "))
     })

@@ -52,7 +52,7 @@ impl Buckets {
 
     /// The bounds of all steps.
     pub fn all(&self) -> Vec<Bounds> {
-        let mut all = self.of_requests();
+        let mut all = self.request_bounds();
         let logits = self.all_logits();
         if !all.contains(&logits) {
             all.push(logits);
@@ -61,7 +61,7 @@ impl Buckets {
     }
 
     /// The bounds of all steps of requests.
-    pub fn of_requests(&self) -> Vec<Bounds> {
+    pub fn request_bounds(&self) -> Vec<Bounds> {
         let sizes = |most: usize| {
             (0..usize::BITS).map(|log| 1 << log).take_while(move |&size| size / 2 < most)
         };
@@ -177,7 +177,7 @@ mod tests {
     fn every_step_of_a_request_is_in_a_bucket_that_is_known_before() {
         for (max_tokens, max_seqs) in [(1, 1), (16, 16), (4096, 1), (100, 7), (4000, 33)] {
             let buckets = Buckets { max_tokens, max_seqs, context: 4096, mixes: max_seqs > 1 };
-            let known: HashSet<Bounds> = buckets.of_requests().into_iter().collect();
+            let known: HashSet<Bounds> = buckets.request_bounds().into_iter().collect();
             for q_lens in (1..=max_seqs).map(|seqs| vec![1; seqs]) {
                 assert!(known.contains(&buckets.bounds_for(&step(&q_lens, false), false)));
             }
@@ -200,7 +200,7 @@ mod tests {
             [(1, 1, 8), (512, 1, 64), (512, 1, 4096), (2000, 33, 70)]
         {
             let buckets = Buckets { max_tokens, max_seqs, context, mixes: max_seqs > 1 };
-            for bounds in buckets.of_requests() {
+            for bounds in buckets.request_bounds() {
                 let inputs = warm_up(&bounds);
                 assert!(inputs.fits(&bounds), "{bounds:?}");
                 assert!(inputs.block_tables[0].len() <= context.div_ceil(PAGE_SIZE), "{bounds:?}");

@@ -425,7 +425,7 @@ impl Engine {
     /// Prepares and runs every size of step, so that the first request of a size waits neither for its plan nor for the
     /// first use of graphs, kernels and weights.
     fn prepare_all(&mut self) -> Result<(), EngineError> {
-        for bounds in self.buckets.of_requests() {
+        for bounds in self.buckets.request_bounds() {
             let plan = self.prepare(PlanOutput::Logits, bounds)?;
             self.executor.run(plan, &buckets::warm_up(&bounds), Want::NextTokens)?;
         }

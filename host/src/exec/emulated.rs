@@ -227,7 +227,7 @@ impl Executor for EmulatedExecutor {
         let mut output = StepOutput::default();
         if want.has_next_tokens() {
             let outputs = plan.next_tokens.map(rows).transpose()?.map(words).unwrap_or_default();
-            output.next_tokens = outputs.into_iter().map(NextToken::of_output).collect();
+            output.next_tokens = outputs.into_iter().map(NextToken::from_output).collect();
         }
         let wanted = want.logit_rows(num_rows);
         if !wanted.is_empty() {

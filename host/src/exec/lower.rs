@@ -86,7 +86,7 @@ pub struct RankAddresses {
 
 impl Addresses {
     /// Addresses that no device has, aligned as allocations are: to lower `plan` without one.
-    pub fn of_nothing(plan: &Plan) -> Self {
+    pub fn placeholder(plan: &Plan) -> Self {
         let mut next = 1 << 40;
         let mut address = || {
             next += 1 << 32;

@@ -73,12 +73,12 @@ impl ApiError {
     }
 
     /// With a name for programs to go by.
-    pub fn of_code(self, code: &'static str) -> Self {
+    pub fn with_code(self, code: &'static str) -> Self {
         ApiError { code: Some(code), ..self }
     }
 
     /// With the parameter at fault.
-    pub fn of_param(self, name: &str) -> Self {
+    pub fn with_param(self, name: &str) -> Self {
         ApiError { param: Some(name.to_owned()), ..self }
     }
 
@@ -116,7 +116,7 @@ impl ApiError {
         let message = format!("the previous response `{id}` is not stored here, or no longer");
         let code = Some("previous_response_not_found");
         let error = ApiError::status(StatusCode::NOT_FOUND, message);
-        ApiError { code, ..error }.of_param("previous_response_id")
+        ApiError { code, ..error }.with_param("previous_response_id")
     }
 }
 

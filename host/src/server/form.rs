@@ -54,7 +54,7 @@ impl Form {
 
     /// What the field `param` asks for, if anything: `text.format` of `/v1/responses`, or `output_config.format` of
     /// `/v1/messages`.
-    pub fn of_text(format: Value, param: &'static str) -> Result<Option<Self>, ApiError> {
+    pub fn from_text_format(format: Value, param: &'static str) -> Result<Option<Self>, ApiError> {
         let mut format = Fields::of(format, param)?;
         let kind = match format.require::<String>("type")?.as_str() {
             "text" => None,

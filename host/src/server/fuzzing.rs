@@ -52,7 +52,7 @@ impl Parsers {
 
 /// How answers are written by each of these chat templates, and Hermes' way.
 pub fn formats(templates: &[&str]) -> Vec<AnswerFormat> {
-    let of = |source: &&str| ChatTemplate::of_source(source).answer_format().clone();
+    let of = |source: &&str| ChatTemplate::from_source(source).answer_format().clone();
     let known = templates.iter().map(of).filter(AnswerFormat::has_calls);
     known.chain([AnswerFormat::default().or_hermes()]).collect()
 }

@@ -43,7 +43,7 @@ impl Host {
     }
 
     /// The host of `host [":" port]`: RFC 9110, section 7.2.
-    fn of_authority(authority: &str) -> Option<Self> {
+    fn from_authority(authority: &str) -> Option<Self> {
         let end = match authority.strip_prefix('[') {
             // The colons of IPv6 are between brackets.
             Some(_) => authority.find(']')? + 1,
@@ -87,7 +87,7 @@ impl AllowedHosts {
     /// 403 for another host. 400 for what is no host, and for none in HTTP/1.1, as RFC 9112, section 3.2, asks for.
     pub fn check<B>(&self, request: &Request<B>) -> Result<(), ApiError> {
         let Some(authority) = authority(request)? else { return Ok(()) };
-        let host = Host::of_authority(authority).ok_or_else(no_host)?;
+        let host = Host::from_authority(authority).ok_or_else(no_host)?;
         if host.is_loopback() || self.0.contains(&host) {
             return Ok(());
         }
@@ -98,7 +98,7 @@ impl AllowedHosts {
         let message = format!(
             "this server is not called `{host}`: if that is meant to reach it, start it with --allowed-host {host}"
         );
-        Err(ApiError::status(StatusCode::FORBIDDEN, message).of_code("host_not_allowed"))
+        Err(ApiError::status(StatusCode::FORBIDDEN, message).with_code("host_not_allowed"))
     }
 }
 

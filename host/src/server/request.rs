@@ -203,7 +203,7 @@ fn take_sampling(fields: &mut Fields, model: &Model) -> Result<(Sampling, bool),
             SamplingError::Value { name, .. } => name.replace([' ', '-'], "_"),
             _ => "logit_bias".to_owned(),
         };
-        ApiError::invalid(error.to_string()).of_param(&name)
+        ApiError::invalid(error.to_string()).with_param(&name)
     })?;
     Ok((sampling, seed.is_some()))
 }

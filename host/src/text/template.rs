@@ -87,7 +87,7 @@ impl ChatTemplate {
 
     /// A template with the special tokens of Llama 2.
     #[cfg(any(test, feature = "server"))]
-    pub(crate) fn of_source(source: &str) -> Self {
+    pub(crate) fn from_source(source: &str) -> Self {
         let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
         let tokens = tokens.map(|(name, token)| (name.to_owned(), token.to_owned()));
         let program = Program::new(DEFAULT.to_owned(), source.to_owned());

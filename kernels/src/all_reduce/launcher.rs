@@ -78,7 +78,7 @@ impl Ranks {
 
     /// The flags by which blocks meet, of all ranks.
     pub(super) fn flags(&self) -> [DevicePtr<u32>; MAX_WORLD] {
-        self.of_all(self.workspace.parts().two_shot_flags)
+        self.rank_ptrs(self.workspace.parts().two_shot_flags)
     }
 
     /// The epochs of blocks that meet.
@@ -88,11 +88,11 @@ impl Ranks {
 
     /// The part of the own workspace that starts at this byte.
     pub(super) fn own<T>(&self, at: usize) -> DevicePtr<T> {
-        self.of_all(at)[self.rank]
+        self.rank_ptrs(at)[self.rank]
     }
 
     /// That part of each workspace; null past the last rank.
-    pub(super) fn of_all<T>(&self, at: usize) -> [DevicePtr<T>; MAX_WORLD] {
+    pub(super) fn rank_ptrs<T>(&self, at: usize) -> [DevicePtr<T>; MAX_WORLD] {
         padded(&self.addresses).map(|address: DevicePtr<u8>| {
             DevicePtr::new(if address.0 == 0 { 0 } else { address.0 + at as u64 })
         })
@@ -195,7 +195,7 @@ impl AllReduce {
                 x,
                 out,
                 epochs: ranks.own(parts.one_shot_epochs),
-                lines: ranks.of_all(parts.one_shot_lines),
+                lines: ranks.rank_ptrs(parts.one_shot_lines),
             }
             .launch(instance, geometry)
         }))
@@ -245,7 +245,7 @@ impl AllReduce {
                 width: self.width as u32,
                 epochs: ranks.own(parts.two_shot_epochs),
                 x: padded(x),
-                flags: ranks.of_all(parts.two_shot_flags),
+                flags: ranks.rank_ptrs(parts.two_shot_flags),
             }
             .launch(instance, geometry)
         }))

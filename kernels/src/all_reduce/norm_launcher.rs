@@ -115,7 +115,7 @@ impl AllReduceNorm {
                 weight: operands.weight,
                 out: operands.out[ranks.rank()],
                 epochs: ranks.own(parts.norm_epochs),
-                lines: ranks.of_all(parts.norm_lines),
+                lines: ranks.rank_ptrs(parts.norm_lines),
             }
             .launch(instance, geometry)
         }))
@@ -159,7 +159,7 @@ impl AllReduceNorm {
                 weight: operands.weight,
                 out: padded(operands.out),
                 epochs: ranks.own(parts.two_shot_epochs),
-                flags: ranks.of_all(parts.two_shot_flags),
+                flags: ranks.rank_ptrs(parts.two_shot_flags),
             }
             .launch(instance, geometry)
         }))
@@ -227,7 +227,7 @@ impl AllReduceAdd {
                 x: padded(x),
                 residual: padded(residual),
                 epochs: ranks.own(parts.two_shot_epochs),
-                flags: ranks.of_all(parts.two_shot_flags),
+                flags: ranks.rank_ptrs(parts.two_shot_flags),
             }
             .launch(instance, geometry)
         }))

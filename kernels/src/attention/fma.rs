@@ -37,7 +37,7 @@ struct Lane {
 
 impl Lane {
     #[inline(always)]
-    fn of_this_thread() -> Self {
+    fn from_thread_idx() -> Self {
         let lane_id = warp::lane_id();
         Lane { m: (lane_id & 1) | (lane_id >> 4) << 1, n: (lane_id >> 1) % LANES_N }
     }
@@ -205,7 +205,7 @@ impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WarpTile
     #[inline(always)]
     fn new(scale: f32) -> Self {
         FmaTile {
-            lane: Lane::of_this_thread(),
+            lane: Lane::from_thread_idx(),
             scale,
             max: [f32::NEG_INFINITY; ROWS],
             sum: [0.0; ROWS],

@@ -42,7 +42,7 @@ pub(super) trait KvSource {
     unsafe fn copy_tile(
         slot: Shared<Self::Element>,
         pool: Global<Self::Element>,
-        of_v: bool,
+        is_v: bool,
         cache: &Cache,
         page: u32,
         first: u32,

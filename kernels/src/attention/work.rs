@@ -76,7 +76,7 @@ impl PrefillItem {
     pub unsafe fn load(items: Global<u32>, index: u32) -> Self {
         let at = index as usize * ITEM_WORDS as usize;
         // SAFETY: the caller's promise.
-        unsafe { Self::of_words(items.get_vec(at), items.get_vec(at + 4)) }
+        unsafe { Self::from_words(items.get_vec(at), items.get_vec(at + 4)) }
     }
 
     /// [`PrefillItem::load`] before it is known whether there is such an item: what is not one has
@@ -89,13 +89,13 @@ impl PrefillItem {
         let at = index as usize * ITEM_WORDS as usize;
         // SAFETY: the caller's promise.
         unsafe {
-            Self::of_words(items.speculate_vec_if(at, true), items.speculate_vec_if(at + 4, true))
+            Self::from_words(items.speculate_vec_if(at, true), items.speculate_vec_if(at + 4, true))
         }
     }
 
     /// The item of [`PrefillItem::words`], in halves.
     #[inline(always)]
-    pub(super) fn of_words(low: [u32; 4], high: [u32; 4]) -> Self {
+    pub(super) fn from_words(low: [u32; 4], high: [u32; 4]) -> Self {
         let ([seq, head, first_token, queries], [first_position, first_key, end_key, part]) =
             (low, high);
         let part = Part(part);

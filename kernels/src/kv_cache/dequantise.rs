@@ -133,7 +133,7 @@ mod launcher {
         /// How they are stored.
         pub format: CacheType,
         /// Whether they are keys.
-        pub of_keys: bool,
+        pub is_keys: bool,
         /// New tokens of a sequence from which its pages are read.
         pub min_q_len: usize,
     }
@@ -177,7 +177,7 @@ mod launcher {
                     head_dim: self.head_dim as u32,
                     pool,
                     format: self.format as u32,
-                    is_rotated: (self.of_keys && self.format.rotates_keys()).into(),
+                    is_rotated: (self.is_keys && self.format.rotates_keys()).into(),
                     out: untyped(out),
                     aligned: aligned.into(),
                 }

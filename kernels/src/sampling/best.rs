@@ -50,7 +50,7 @@ impl Best {
 
     /// The best of the thread's logits of the columns of `block`.
     #[inline(always)]
-    pub fn of_values(values: [f32; UNROLL as usize], block: u32) -> Self {
+    pub fn from_values(values: [f32; UNROLL as usize], block: u32) -> Self {
         let first = block * BLOCK_COLUMNS + thread::thread_idx_x();
         let mut best = Best::NONE;
         unroll!(step in 0..UNROLL as usize, {

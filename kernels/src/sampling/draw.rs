@@ -129,7 +129,7 @@ impl Race {
     /// 1. All threads of the block call this; `keys` has `LIST_LEN` elements, of which the list has
     ///    `len`. `tallies` is as in [`Tally::scan_block`].
     #[inline(always)]
-    unsafe fn of_list(
+    unsafe fn best_in_list(
         &self,
         list: GlobalMut<u64>,
         len: u32,
@@ -243,7 +243,7 @@ impl Race {
     /// # Safety
     /// 1. As [`Race::up_to`].
     #[inline(always)]
-    unsafe fn of_row(&self, row: Row, tallies: Shared<u32>) -> Best {
+    unsafe fn best_in_row(&self, row: Row, tallies: Shared<u32>) -> Best {
         let sampling = &self.sampling;
         // SAFETY: the caller's promise; tokens are below `vocab_size` by the loop's bound.
         unsafe {
@@ -347,11 +347,11 @@ pub unsafe fn sample_draw_f32(
         if is_greedy && thread::block_idx_y() > 0 {
             return;
         }
-        let of_row = |all: GlobalMut<u32>| BlockBests {
+        let best_in_row = |all: GlobalMut<u32>| BlockBests {
             partials: all.add(2 * row * num_blocks as usize),
             num_blocks,
         };
-        let largest = of_row(maxima).reduce_for_block(shared_array![u32; 2]);
+        let largest = best_in_row(maxima).reduce_for_block(shared_array![u32; 2]);
         let (Some(maximum), false) = (largest.finite(), is_greedy) else {
             if thread::block_idx_y() == 0 && thread::thread_idx_x() == 0 {
                 out.set(row, largest.output());
@@ -371,10 +371,10 @@ pub unsafe fn sample_draw_f32(
         let (list, len) = (lists.add(row * LIST_LEN as usize), lens.add(row));
         let best = race.decided(row_of, (list, len));
         let shared = shared_array![u32; 2 * NUM_WARPS as usize + 1];
-        if !of_row(bests).finish(best, (counters, row), shared) {
+        if !best_in_row(bests).finish(best, (counters, row), shared) {
             return;
         }
-        let mut best = of_row(bests).reduce();
+        let mut best = best_in_row(bests).reduce();
         if is_truncated {
             // Loaded again, which frees registers meanwhile.
             let race = Race {
@@ -386,8 +386,8 @@ pub unsafe fn sample_draw_f32(
             let tallies = shared_array![u32; TALLIES_LEN as usize];
             let keys = shared_array![u64; LIST_LEN as usize];
             let listed = match num_listed <= LIST_LEN {
-                true => race.of_list(list, num_listed, (keys, tallies)),
-                false => race.of_row(row_of, tallies),
+                true => race.best_in_list(list, num_listed, (keys, tallies)),
+                false => race.best_in_row(row_of, tallies),
             };
             best = best.or(listed).reduce_block(shared);
             if thread::thread_idx_x() == 0 {

@@ -91,14 +91,14 @@ impl Histogram {
     /// Adds the tallies of the block in shared memory.
     ///
     /// # Safety
-    /// 1. `of_block` is complete, and all threads of the block call this.
+    /// 1. `block_histogram` is complete, and all threads of the block call this.
     #[inline(always)]
-    unsafe fn add(self, of_block: BlockHistogram) {
+    unsafe fn add(self, block_histogram: BlockHistogram) {
         let mut bin = thread::thread_idx_x();
         while bin < NUM_BINS {
             // SAFETY: inside by the check; other blocks add to the same elements.
             unsafe {
-                let Tally { count, mass } = of_block.get(bin);
+                let Tally { count, mass } = block_histogram.get(bin);
                 if count > 0 {
                     self.counts.fetch_add(bin as usize, count, Order::Relaxed, Scope::Gpu);
                     self.masses.fetch_add(bin as usize, mass, Order::Relaxed, Scope::Gpu);
@@ -228,23 +228,23 @@ pub unsafe fn sample_histogram_f32(
         let partials = maxima.add(2 * row * num_blocks as usize);
         let largest = BlockBests { partials, num_blocks }.reduce_for_block(shared_array![u32; 2]);
         let Some(maximum) = largest.finite() else { return };
-        let of_block = BlockHistogram {
+        let block_histogram = BlockHistogram {
             counts: shared_array![u32; NUM_BINS as usize],
             low: shared_array![u32; NUM_BINS as usize],
             high: shared_array![u32; NUM_BINS as usize],
         };
-        of_block.clear();
+        block_histogram.clear();
         thread::sync_threads();
         unroll!(step in 0..UNROLL as usize, {
             let distance = maximum - values[step];
             if distance < f32::INFINITY {
-                of_block.add(distance);
+                block_histogram.add(distance);
             }
         });
         thread::sync_threads();
         let bins = row * NUM_BINS as usize;
         let histogram = Histogram { masses: masses.add(bins), counts: counts.add(bins) };
-        histogram.add(of_block);
+        histogram.add(block_histogram);
         if !is_last(counters, row, num_blocks, shared_array![u32; 1]) {
             return;
         }

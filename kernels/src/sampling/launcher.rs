@@ -88,7 +88,7 @@ pub enum NextToken {
 impl NextToken {
     /// Decodes an output of [`Sample`].
     #[must_use]
-    pub fn of_output(output: u32) -> Self {
+    pub fn from_output(output: u32) -> Self {
         match output {
             NO_CANDIDATE => NextToken::NoCandidate,
             _ if output & NOT_FINITE != 0 => NextToken::NotFinite(output & !NOT_FINITE),
@@ -200,12 +200,12 @@ impl Sample {
 
     /// Ends of lists, undecided bins, maxima and bests.
     fn scratch_ends(&self) -> [usize; 4] {
-        let of_blocks = 2 * self.blocks() * size_of::<u32>();
+        let block_bytes = 2 * self.blocks() * size_of::<u32>();
         let row = [
             LIST_LEN as usize * size_of::<u64>(),
             UNDECIDED_LEN * size_of::<u32>(),
-            of_blocks,
-            of_blocks,
+            block_bytes,
+            block_bytes,
         ];
         self.ends(row)
     }

@@ -37,7 +37,7 @@ pub unsafe fn sample_maximum_f32(
         let logits = logits.add(row * stride as usize);
         RowEdits::load(sampling, edits, row).apply(logits, vocab_size, block);
         let row_of = Row { logits: logits.as_global(), vocab_size };
-        let best = Best::of_values(row_of.load(block), block);
+        let best = Best::from_values(row_of.load(block), block);
         let best = best.reduce_block(shared_array![u32; 2 * NUM_WARPS as usize]);
         if thread::thread_idx_x() == 0 {
             let partials = maxima.add(2 * row * num_blocks as usize);

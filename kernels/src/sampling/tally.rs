@@ -29,14 +29,14 @@ impl Tally {
     }
 
     #[inline(always)]
-    fn of_words([count, low, high, _]: [u32; 4]) -> Self {
+    fn from_words([count, low, high, _]: [u32; 4]) -> Self {
         Tally { count, mass: u64::from(high) << 32 | u64::from(low) }
     }
 
     #[inline(always)]
     fn map(self, f: impl Fn(u32) -> u32) -> Self {
         let [count, low, high, _] = self.words();
-        Tally::of_words([f(count), f(low), f(high), 0])
+        Tally::from_words([f(count), f(low), f(high), 0])
     }
 
     /// The sum of the warp's lanes up to and with this one.
@@ -69,7 +69,7 @@ impl Tally {
                 shared.set_vec(4 * warp_idx, through.words());
             }
             thread::sync_threads();
-            let of_warps = Tally::of_words(shared.get_vec(4 * lane_id)).scan_warp();
+            let of_warps = Tally::from_words(shared.get_vec(4 * lane_id)).scan_warp();
             let at = |lane: u32| of_warps.map(|word| warp::shuffle_idx(word, lane));
             let total = at(NUM_WARPS - 1);
             let warps_before = at(if warp_idx == 0 { 0 } else { warp_idx - 1 });

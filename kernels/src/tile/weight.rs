@@ -68,7 +68,7 @@ impl Scales {
     /// # Safety
     /// 1. If `condition` holds, there is such an element.
     #[inline(always)]
-    pub unsafe fn of_block(&self, row: u32, k: u32, condition: bool) -> f32 {
+    pub unsafe fn block_scale(&self, row: u32, k: u32, condition: bool) -> f32 {
         if self.stride == 0 {
             return 1.0;
         }
@@ -83,7 +83,7 @@ impl Scales {
     /// # Safety
     /// 1. There is such a row.
     #[inline(always)]
-    pub unsafe fn of_row(&self, row: u32) -> f32 {
+    pub unsafe fn row_scale(&self, row: u32) -> f32 {
         // SAFETY: the caller's promise.
         if self.stride == 0 { unsafe { self.scales.get(row as usize) } } else { 1.0 }
     }

@@ -53,7 +53,7 @@ fn sample_edited(
     }
     let left = device.read_bytes(workspace.zeroed, zeros.len());
     assert!(left.iter().all(|&byte| byte == 0), "the workspace is not zeros again");
-    device.read_u32(out, num_rows).into_iter().map(NextToken::of_output).collect()
+    device.read_u32(out, num_rows).into_iter().map(NextToken::from_output).collect()
 }
 
 /// What the oracle chooses of a row, and by how much.

@@ -40,7 +40,7 @@ fn add_component() -> Result<()> {
 /// Unpacks the library from Debian's package of rustc's release to the place where [`find`] looks.
 fn fetch_debian(cache: &Cache) -> Result<()> {
     let release = rustc_release()?;
-    let source = Source::of_this_machine().context(
+    let source = Source::from_this_machine().context(
         "this machine's apt, if it has one, knows no Debian\n  \
          the other way: rustup component add rust-src",
     )?;

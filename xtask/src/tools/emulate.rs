@@ -23,7 +23,7 @@ struct Suite {
 }
 
 impl Suite {
-    const fn of_all_seeds(arguments: &'static [&'static str]) -> Self {
+    const fn with_all_seeds(arguments: &'static [&'static str]) -> Self {
         Suite { arguments, seeds_per_case: None }
     }
 }
@@ -32,14 +32,14 @@ impl Suite {
 const SEEDS_PER_KERNEL_CASE: u64 = 40;
 
 const SUITES: [Suite; 5] = [
-    Suite::of_all_seeds(&["--package", "simt"]),
-    Suite::of_all_seeds(&["--package", "cuda_std"]),
-    Suite::of_all_seeds(&["--package", "conformance", "--test", "conformance", "emulated::"]),
+    Suite::with_all_seeds(&["--package", "simt"]),
+    Suite::with_all_seeds(&["--package", "cuda_std"]),
+    Suite::with_all_seeds(&["--package", "conformance", "--test", "conformance", "emulated::"]),
     Suite {
         arguments: &["--package", "kernels", "--test", "kernels"],
         seeds_per_case: Some(SEEDS_PER_KERNEL_CASE),
     },
-    Suite::of_all_seeds(&[
+    Suite::with_all_seeds(&[
         "--package",
         "halfwarp",
         "--features",

@@ -57,7 +57,7 @@ impl Integer {
 type Kernel = fn(Geometry, &Pointers) -> Launch;
 
 /// The launcher of a kernel of [`sequence`].
-macro_rules! of_sequence {
+macro_rules! sequence_case {
     ($name:ident) => {
         |geometry, p| {
             $name::Args { cells: p.at(0), operands: p.at(1), old: p.at(2) }.launch(geometry)
@@ -78,11 +78,11 @@ pub fn cases() -> Vec<Case> {
     const I32: Integer = Integer { bits: 32, signed: true };
     const U64: Integer = Integer { bits: 64, signed: false };
     let sequences: [(&str, Integer, Kernel); 5] = [
-        ("atomic_global_u32", U32, of_sequence!(atomic_global_u32)),
-        ("atomic_global_i32", I32, of_sequence!(atomic_global_i32)),
-        ("atomic_global_u64", U64, of_sequence!(atomic_global_u64)),
-        ("atomic_shared_u32", U32, of_sequence!(atomic_shared_u32)),
-        ("atomic_shared_i32", I32, of_sequence!(atomic_shared_i32)),
+        ("atomic_global_u32", U32, sequence_case!(atomic_global_u32)),
+        ("atomic_global_i32", I32, sequence_case!(atomic_global_i32)),
+        ("atomic_global_u64", U64, sequence_case!(atomic_global_u64)),
+        ("atomic_shared_u32", U32, sequence_case!(atomic_shared_u32)),
+        ("atomic_shared_i32", I32, sequence_case!(atomic_shared_i32)),
     ];
     let contended: [(&str, Integer, bool, Kernel); 5] = [
         ("atomic_global_contended_u32", U32, false, of_contended!(atomic_global_contended_u32)),

@@ -27,10 +27,10 @@ pub fn cases() -> Vec<Case> {
         probe("mma_probe_bf16", bf16, BF16),
         accumulated_in_f16("mma_whole_f16_in_f16", Draw::Whole),
         accumulated_in_f16("mma_any_f16_in_f16", Draw::Any),
-        of_8_bit_elements("mma_whole_e4m3", mma_fp8::Instance::mma_fp8_e4m3, E4M3, Draw::Whole),
-        of_8_bit_elements("mma_whole_e5m2", mma_fp8::Instance::mma_fp8_e5m2, E5M2, Draw::Whole),
-        of_8_bit_elements("mma_any_e4m3", mma_fp8::Instance::mma_fp8_e4m3, E4M3, Draw::Any),
-        of_8_bit_elements("mma_any_e5m2", mma_fp8::Instance::mma_fp8_e5m2, E5M2, Draw::Any),
+        eight_bit_elements("mma_whole_e4m3", mma_fp8::Instance::mma_fp8_e4m3, E4M3, Draw::Whole),
+        eight_bit_elements("mma_whole_e5m2", mma_fp8::Instance::mma_fp8_e5m2, E5M2, Draw::Whole),
+        eight_bit_elements("mma_any_e4m3", mma_fp8::Instance::mma_fp8_e4m3, E4M3, Draw::Any),
+        eight_bit_elements("mma_any_e5m2", mma_fp8::Instance::mma_fp8_e5m2, E5M2, Draw::Any),
     ]
 }
 
@@ -102,7 +102,7 @@ fn accumulated_in_f32(
 }
 
 /// 8-bit elements, accumulated in f32: two steps of 16 products in f16.
-fn of_8_bit_elements(
+fn eight_bit_elements(
     name: &'static str,
     instance: mma_fp8::Instance,
     format: Format,

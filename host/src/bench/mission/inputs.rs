@@ -49,7 +49,7 @@ struct Tensor {
 }
 
 impl Tensor {
-    fn of_f16(values: &[f16]) -> Self {
+    fn from_f16(values: &[f16]) -> Self {
         Tensor {
             bytes: values.iter().flat_map(|value| value.to_ne_bytes()).collect(),
             scales: Vec::new(),
@@ -58,7 +58,7 @@ impl Tensor {
     }
 
     /// The largest magnitude of a head becomes 448.
-    fn of_e4m3(values: &[f16]) -> Self {
+    fn from_e4m3(values: &[f16]) -> Self {
         let mut scales = vec![0.0f32; NUM_HEADS];
         let head = |i: usize| i / HEAD_DIM % NUM_HEADS;
         for (i, value) in values.iter().enumerate() {
@@ -129,8 +129,8 @@ impl Inputs {
         let tensors = [(); 3].map(|()| {
             let values: Vec<f16> = (0..SEQ_LEN * WIDTH).map(|_| normal()).collect();
             match kernel {
-                Kernel::F16 => Tensor::of_f16(&values),
-                Kernel::Fp8Strict | Kernel::Fp8Fast => Tensor::of_e4m3(&values),
+                Kernel::F16 => Tensor::from_f16(&values),
+                Kernel::Fp8Strict | Kernel::Fp8Fast => Tensor::from_e4m3(&values),
             }
         });
         let want = reference(causal, tensors.each_ref().map(|tensor| tensor.values.as_slice()));

@@ -134,7 +134,7 @@ fn difference(ptx: [&str; 2], assembled: [Option<Assembled>; 2]) -> String {
     let of_code = [old, new].map(|assembled| assembled.as_ref().and_then(Assembled::mix));
     let (of, [old, new]) = match of_code {
         [Some(old), Some(new)] => ("machine code", [old, new]),
-        _ => ("PTX", ptx.map(Mix::of_ptx)),
+        _ => ("PTX", ptx.map(Mix::from_ptx)),
     };
     parts.push(instructions(of, old, new));
     parts.join(", ")

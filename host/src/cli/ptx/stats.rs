@@ -65,7 +65,7 @@ pub fn run(args: &StatsArgs) -> Result<(), Failure> {
     let target = select::target(&args.target)?;
     let kernels = args.selection.of(&[target])?;
     let kernels: Vec<&Kernel> = kernels.into_iter().map(|(_, kernel)| kernel).collect();
-    let sm = Multiprocessor::of_target(target.name)
+    let sm = Multiprocessor::from_target(target.name)
         .ok_or_else(|| Failure::Input(format!("no multiprocessor is known for {}", target.name)))?;
     let (source, stats) = measure(&kernels, target.name, sm)?;
     terminal::print(&match args {
@@ -126,7 +126,7 @@ impl Stats {
             stack_bytes: None,
             spill_bytes: None,
             occupancy: None,
-            mix: Mix::of_ptx(&text),
+            mix: Mix::from_ptx(&text),
         }
     }
 

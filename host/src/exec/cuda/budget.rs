@@ -112,7 +112,7 @@ impl Code {
             let plan = lower::fused(plan, libraries);
             let encode = |spec: &cuda_std::tensor_map::TensorMapSpec| Ok(spec.emulated());
             // What cannot be lowered is refused when it is prepared.
-            let addresses = Addresses::of_nothing(&plan);
+            let addresses = Addresses::placeholder(&plan);
             lower::lower_with(libraries, &plan, &addresses, gpu, encode).unwrap_or_default()
         });
         let tasks: Vec<Task> = tasks.flatten().flatten().collect();

@@ -291,7 +291,7 @@ impl CudaExecutor {
         let mut output = StepOutput::default();
         if has_next_tokens {
             let outputs = self.next_tokens[..num_rows].iter();
-            output.next_tokens = outputs.copied().map(NextToken::of_output).collect();
+            output.next_tokens = outputs.copied().map(NextToken::from_output).collect();
         }
         output.logits = self.logits[..num_logits].to_vec();
         Ok(output)

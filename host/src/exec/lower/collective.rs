@@ -65,7 +65,7 @@ impl Lowering<'_> {
         let &plan::AllReduce { x, residual, norm } = op;
         let unsupported = |why: LaunchError| self.unsupported(op, &why);
         let (max_rows, num_rows) = (self.max_rows(x), self.num_rows(x));
-        let (ranks, all) = (self.ranks(op)?, self.of_all_ranks::<E>(x));
+        let (ranks, all) = (self.ranks(op)?, self.rank_tensors::<E>(x));
         let sum = AllReduce { max_rows, width: x.width };
         let launches = match (residual, norm) {
             (Some(residual), Some((Norm { weight, eps }, out))) => {
@@ -73,7 +73,7 @@ impl Lowering<'_> {
                     x: &all,
                     residual: self.view(residual)?.ptr,
                     weight: self.weight(weight)?,
-                    out: &self.of_all_ranks(out),
+                    out: &self.rank_tensors(out),
                 };
                 let norm = AllReduceNorm { max_rows, hidden_size: x.width, eps };
                 vec![norm.launch(&ranks, num_rows, &operands)]
@@ -81,7 +81,7 @@ impl Lowering<'_> {
             // A norm before it by two shots has left each rank its own rows of the residual.
             (Some(residual), None) if self.by_two_shots(sum)? && AllReduceNorm::takes(x.width) => {
                 let add = AllReduceAdd { max_rows, hidden_size: x.width };
-                vec![add.launch(&ranks, num_rows, &all, &self.of_all_ranks(residual))]
+                vec![add.launch(&ranks, num_rows, &all, &self.rank_tensors(residual))]
             }
             (Some(residual), None) => {
                 vec![sum.launch(&ranks, num_rows, &all), self.add::<E>(x, residual, residual)?]
@@ -110,7 +110,7 @@ impl Lowering<'_> {
         };
         let own = DevicePtr::new(self.address(x));
         let ranks = self.ranks(&plan::AllReduce::new(x))?;
-        Ok(all_gather.launch(&ranks, self.num_rows(x), own, &self.of_all_ranks(out)))
+        Ok(all_gather.launch(&ranks, self.num_rows(x), own, &self.rank_tensors(out)))
     }
 
     fn ranks(&self, op: &plan::AllReduce) -> Result<Ranks, ExecError> {
@@ -125,7 +125,7 @@ impl Lowering<'_> {
     }
 
     /// The whole activation of `view`, of every rank.
-    fn of_all_ranks<T>(&self, view: View) -> Vec<DevicePtr<T>> {
+    fn rank_tensors<T>(&self, view: View) -> Vec<DevicePtr<T>> {
         let ranks = self.addresses.ranks.iter();
         ranks.map(|rank| DevicePtr::new(rank.tensors[view.tensor.0])).collect()
     }

@@ -68,7 +68,7 @@ impl Lowering<'_> {
                 num_kv_heads: kv.num_kv_heads,
                 head_dim: kv.head_dim,
                 format: kv.types()[of],
-                of_keys: of == 0,
+                is_keys: of == 0,
                 min_q_len,
             };
             let launch = dequantise.launch(&self.page_inputs(), stored[of], pools[of]);

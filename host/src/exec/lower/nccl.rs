@@ -120,7 +120,7 @@ mod tests {
     fn meetings(plan: &Plan, nccl: bool) -> Vec<String> {
         let libraries = Libraries { nccl, ..Libraries::default() };
         let plan = fused(plan, libraries);
-        let addresses = Addresses::of_nothing(&plan);
+        let addresses = Addresses::placeholder(&plan);
         let encode = |spec: &cuda_std::tensor_map::TensorMapSpec| Ok(spec.emulated());
         let tasks = lower_with(libraries, &plan, &addresses, Gpu::HOPPER, encode).unwrap();
         let describe = |task: Task| match task {

@@ -147,7 +147,7 @@ fn plan(
     plan
 }
 
-/// Keeps `weight` as `weight_type` if it is the matrix of a linear layer; the embedding stays dense.
+/// Keeps the matrix of a linear layer as `weight_type`; the embedding stays dense.
 fn store(weight: &mut Weight, weight_type: WeightType) {
     if weight.is_vector() || weight.name == "embedding" {
         return;
@@ -182,7 +182,7 @@ fn line(plan: &Plan, target: Target) -> (String, String) {
         Target::Sm80 => Gpu { target, num_sms: 108, overlaps: false },
     };
     let plan = fused(plan, Libraries::default());
-    let launches = lower(&plan, &Addresses::of_nothing(&plan), gpu, |spec| Ok(spec.emulated()));
+    let launches = lower(&plan, &Addresses::placeholder(&plan), gpu, |spec| Ok(spec.emulated()));
     let launches = match launches {
         Ok(launches) => launches.into_iter().flatten().collect::<Vec<_>>(),
         Err(error) => {

@@ -53,13 +53,13 @@ impl LogprobsBody {
                 let content = tokens.filter_map(|token| chat_token(text, token.logprobs.as_ref()?));
                 LogprobsBody::Chat { content: content.collect(), refusal: None }
             }
-            Endpoint::Completions => of_completion(text, tokens),
+            Endpoint::Completions => completion_logprobs(text, tokens),
         }
     }
 }
 
 /// Log-probabilities of `tokens`, as the texts of `/v1/responses` have them.
-pub(super) fn of_text(text: Option<&Text>, tokens: &[Token]) -> Value {
+pub(super) fn text_logprobs(text: Option<&Text>, tokens: &[Token]) -> Value {
     let tokens: Vec<_> =
         tokens.iter().filter_map(|token| chat_token(text, token.logprobs.as_ref()?)).collect();
     serde_json::to_value(tokens).expect("texts and numbers are JSON")
@@ -71,7 +71,10 @@ fn chat_token(text: Option<&Text>, logprobs: &Logprobs) -> Option<ChatToken> {
     Some(ChatToken { own: Spelt::new(text, token, logprob), top_logprobs: top.collect() })
 }
 
-fn of_completion<'a>(text: Option<&Text>, tokens: impl Iterator<Item = &'a Token>) -> LogprobsBody {
+fn completion_logprobs<'a>(
+    text: Option<&Text>,
+    tokens: impl Iterator<Item = &'a Token>,
+) -> LogprobsBody {
     let (mut spelt, mut logprobs, mut tops, mut offsets) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for Token { id, logprobs: of_token, offset } in tokens {

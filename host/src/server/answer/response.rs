@@ -286,9 +286,9 @@ impl ResponseObject {
         let kind = format!("{}.delta", item.content.names().1);
         let mut fields = json!({ "delta": text });
         if let Content::Message(_, logprobs) = &mut item.content {
-            let of_text = logprobs::of_text(self.model.text(), &self.tokens);
-            logprobs.extend(of_text.as_array().cloned().unwrap_or_default());
-            fields["logprobs"] = of_text;
+            let entries = logprobs::text_logprobs(self.model.text(), &self.tokens);
+            logprobs.extend(entries.as_array().cloned().unwrap_or_default());
+            fields["logprobs"] = entries;
         }
         self.tokens.clear();
         events.push(self.item_event(&kind, fields));

@@ -116,7 +116,7 @@ fn take_part(part: Value, path: &str) -> Result<Part, ApiError> {
         "redacted_thinking" => Ok(Part::Thought(String::new())),
         kind => {
             let what = format!("a part of type {kind:?} is not supported yet: text is");
-            Err(ApiError::param(path, what).of_code("unsupported_parameter"))
+            Err(ApiError::param(path, what).with_code("unsupported_parameter"))
         }
     }
 }

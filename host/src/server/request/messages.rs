@@ -93,13 +93,13 @@ fn take_context_management(fields: &mut Fields) -> Result<(), ApiError> {
 fn take_output(fields: &mut Fields) -> Result<Option<Form>, ApiError> {
     let old = fields.take::<Value>("output_format")?;
     let Some(config) = fields.take::<Value>("output_config")? else {
-        return old.map_or(Ok(None), |format| Form::of_text(format, "output_format"));
+        return old.map_or(Ok(None), |format| Form::from_text_format(format, "output_format"));
     };
     let mut config = Fields::of(config, "output_config")?;
     fields.add("reasoning_effort", config.take("effort")?);
     let format = config.take::<Value>("format")?;
     config.finish()?;
-    format.map_or(Ok(None), |format| Form::of_text(format, "output_config.format"))
+    format.map_or(Ok(None), |format| Form::from_text_format(format, "output_config.format"))
 }
 
 /// The system message, and those of both sides.

@@ -196,7 +196,7 @@ fn take_text(fields: &mut Fields) -> Result<(Option<Form>, Value), ApiError> {
     let format = text.take::<Value>("format")?.unwrap_or_else(|| json!({ "type": "text" }));
     text.finish()?;
     let said = json!({ "format": format, "verbosity": "medium" });
-    Ok((Form::of_text(format, "text.format")?, said))
+    Ok((Form::from_text_format(format, "text.format")?, said))
 }
 
 /// The shortest decimal number that is this one: 0.9, not 0.8999999761581421.

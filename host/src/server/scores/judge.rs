@@ -53,7 +53,7 @@ impl Judge {
                 }
             }
         };
-        let template = ChatTemplate::of_source(&format!(
+        let template = ChatTemplate::from_source(&format!(
             "<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n\
              <Instruct>: {{{{ messages[0].content }}}}\n<Query>: {{{{ messages[1].content }}}}\n\
              <Document>: {{{{ messages[2].content }}}}<|im_end|>\n\

@@ -67,7 +67,7 @@ pub enum Reasoning {
     Auto,
     /// Reasoning is part of the text.
     None,
-    /// The marks of a family, by the name of its parser in vLLM; see [`Reasoning::of_name`].
+    /// The marks of a family, by the name of its parser in vLLM; see [`Reasoning::from_name`].
     Named(Marks),
 }
 
@@ -134,7 +134,7 @@ pub(super) enum Opened {
 }
 
 impl Reasoning {
-    /// Names that [`Reasoning::of_name`] knows, with what each marks reasoning by.
+    /// Names that [`Reasoning::from_name`] knows, with what each marks reasoning by.
     const NAMES: [(&str, &str, &str); 17] = [
         ("deepseek_r1", "<think>", "</think>"),
         ("deepseek_v3", "<think>", "</think>"),
@@ -156,7 +156,7 @@ impl Reasoning {
     ];
 
     /// `auto`, `none` or the name of a family.
-    pub fn of_name(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         let name = name.replace('-', "_");
         match &*name {
             "auto" => Some(Reasoning::Auto),

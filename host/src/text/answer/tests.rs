@@ -21,7 +21,7 @@ fn templates() -> Vec<(String, ChatTemplate)> {
     files.sort();
     let read = |path: PathBuf| {
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        (name, ChatTemplate::of_source(&fs::read_to_string(path).unwrap()))
+        (name, ChatTemplate::from_source(&fs::read_to_string(path).unwrap()))
     };
     files.into_iter().map(read).collect()
 }

@@ -59,7 +59,7 @@ impl Key {
     }
 
     /// By several attributes, with commas between.
-    fn of_several(&self, item: &Value) -> Result<Value, Error> {
+    fn all_keys(&self, item: &Value) -> Result<Value, Error> {
         let paths = self.attributes.as_ref().and_then(Value::as_str);
         let Some(paths) = paths.filter(|paths| paths.contains(',')) else { return self.of(item) };
         let keys = paths.split(',').map(|path| {
@@ -108,7 +108,7 @@ pub(super) fn sort(args: &[Value]) -> Result<Value, Error> {
     let key = Key::new(attribute, case_sensitive.as_ref());
     let keyed = items(&value.unwrap_or_default())?.into_iter();
     let keyed: Result<Vec<_>, Error> =
-        keyed.map(|item| key.of_several(&item).map(|key| (key, item))).collect();
+        keyed.map(|item| key.all_keys(&item).map(|key| (key, item))).collect();
     let sorted = sort_by_key(keyed?, is_true(reverse.as_ref()))?;
     Ok(sorted.into_iter().map(|(_, item)| item).collect())
 }

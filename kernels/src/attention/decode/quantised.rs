@@ -96,7 +96,7 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> KvSo
     unsafe fn copy_tile(
         slot: Shared<f16>,
         pool: Global<f16>,
-        of_v: bool,
+        is_v: bool,
         cache: &Cache,
         page: u32,
         first: u32,
@@ -106,7 +106,7 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> KvSo
         let first = first + warp::warp_idx() * KEYS;
         // SAFETY: the caller's promise.
         unsafe {
-            if of_v && K::FORMAT as u32 != V::FORMAT as u32 {
+            if is_v && K::FORMAT as u32 != V::FORMAT as u32 {
                 copy_keys::<V, PANELS>(slot, pool.cast(), cache, page, first, keys);
             } else {
                 copy_keys::<K, PANELS>(slot, pool.cast(), cache, page, first, keys);

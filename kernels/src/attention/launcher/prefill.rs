@@ -52,19 +52,20 @@ impl Attention {
 
     /// f32 elements that [`Attention::prefill`] needs for partial results, on any GPU.
     pub fn num_prefill_partials(&self, dtype: Dtype) -> usize {
-        self.num_slots() * self.of_split_tile(dtype, TileConfig::partials_per_slot)
+        self.num_slots() * self.split_tile_size(dtype, TileConfig::partials_per_slot)
     }
 
     /// Counters that [`Attention::prefill`] needs, on any GPU.
     pub fn num_prefill_counters(&self, dtype: Dtype) -> usize {
-        let of_slots = self.num_slots() * self.of_split_tile(dtype, TileConfig::counters_per_slot);
-        sm90::NUM_COUNTERS + of_slots
+        let slot_counters =
+            self.num_slots() * self.split_tile_size(dtype, TileConfig::counters_per_slot);
+        sm90::NUM_COUNTERS + slot_counters
     }
 
-    /// `of` the tile of the kernel for `sm_90a` that splits keys.
-    fn of_split_tile(&self, dtype: Dtype, of: fn(&TileConfig) -> usize) -> usize {
+    /// A `size` of the tile of the kernel for `sm_90a` that splits keys; 0 without one.
+    fn split_tile_size(&self, dtype: Dtype, size: fn(&TileConfig) -> usize) -> usize {
         let mut tiles = TileConfig::for_head_dim(self.head_dim).filter(|tile| tile.splits_keys);
-        tiles.next().filter(|_| dtype.is_half()).map_or(0, of)
+        tiles.next().filter(|_| dtype.is_half()).map_or(0, size)
     }
 
     /// The narrowest instance that takes the heads.

@@ -180,7 +180,7 @@ pub unsafe fn attend<M: Operands>(
     let half_keys = item.num_pages().div_ceil(CLUSTER) * PAGE_SIZE;
     let first_key = item.first_key + rank * half_keys;
     let end_key = item.end_key.min(first_key + half_keys);
-    let cache = Cache { kv_head, num_kv_heads, table: table.of_seq(item.seq), end_key };
+    let cache = Cache { kv_head, num_kv_heads, table: table.seq_pages(item.seq), end_key };
     let (k_pool, v_pool) = (k_pool.cast::<M::Qk>(), v_pool.cast::<M::V>());
     if M::NUM_THREADS > MULTIPLIERS && thread::thread_idx_x() >= MULTIPLIERS {
         // SAFETY: the views cover what the item refers to.

@@ -107,7 +107,7 @@ impl PageTable {
 
     /// The row of `seq`.
     #[inline(always)]
-    pub fn of_seq(self, seq: u32) -> SeqPages {
+    pub fn seq_pages(self, seq: u32) -> SeqPages {
         let row = seq as usize * self.max_pages_per_seq as usize;
         let entries = self.entries.wrapping_add(row);
         SeqPages { entries, first_pages: (seq == 0).then_some(self.first_pages) }

@@ -140,7 +140,7 @@ impl ItemRing {
     #[track_caller]
     pub fn again(&self) -> PrefillItem {
         // SAFETY: the slot is full until it is released.
-        unsafe { PrefillItem::of_words(self.slot().get_vec(0), self.slot().get_vec(4)) }
+        unsafe { PrefillItem::from_words(self.slot().get_vec(0), self.slot().get_vec(4)) }
     }
 
     /// Releases the item; all lanes of the warp call this.

@@ -24,8 +24,8 @@ pub struct TileConfig {
     width: usize,
     num_threads: usize,
     shared_bytes: usize,
-    of_f16: Instance,
-    of_bf16: Instance,
+    f16_instance: Instance,
+    bf16_instance: Instance,
 }
 
 /// The tiles, the narrowest heads first, of those the most queries.
@@ -89,7 +89,7 @@ pub struct Params {
 }
 
 impl TileConfig {
-    const fn of<T: PrefillTile>(of_f16: Instance, of_bf16: Instance) -> Self {
+    const fn of<T: PrefillTile>(f16_instance: Instance, bf16_instance: Instance) -> Self {
         TileConfig {
             block_m: T::BLOCK_M as usize,
             block_n: T::BLOCK_N as usize,
@@ -97,8 +97,8 @@ impl TileConfig {
             width: T::WIDTH as usize,
             num_threads: T::NUM_THREADS as usize,
             shared_bytes: T::SHARED_BYTES as usize,
-            of_f16,
-            of_bf16,
+            f16_instance,
+            bf16_instance,
         }
     }
 
@@ -153,7 +153,8 @@ impl TileConfig {
         let Some(geometry) = geometry else { return Ok(None) };
         let q_map = maps(&self.q_map(params));
         let [k_map, v_map] = params.pools.map(|pool| maps(&pool_map(params, pool)));
-        let instance = if params.dtype == Dtype::F16 { self.of_f16 } else { self.of_bf16 };
+        let instance =
+            if params.dtype == Dtype::F16 { self.f16_instance } else { self.bf16_instance };
         let args = attention_prefill_sm90::Args {
             num_items: params.num_items,
             items: params.items,
@@ -212,7 +213,8 @@ fn element(dtype: Dtype) -> Element {
 
 /// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of this kernel.
 pub(in super::super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
-    let is_of =
-        |tile: &&TileConfig| [tile.of_f16, tile.of_bf16].iter().any(|of| of.symbol() == symbol);
+    let is_of = |tile: &&TileConfig| {
+        [tile.f16_instance, tile.bf16_instance].iter().any(|of| of.symbol() == symbol)
+    };
     TILE_CONFIGS.iter().find(is_of).map(|tile| tile.shared_bytes)
 }

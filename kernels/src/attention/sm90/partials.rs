@@ -51,7 +51,8 @@ impl Partials {
         (out_regs + 2) * warp::WARP_SIZE as usize
     }
 
-    /// Where the lane's vectors are in the results of this warp in a slot, and its rows' log-sum-exps.
+    /// Where the lane's vectors are in the results of this warp in a slot, and the log-sum-exp of
+    /// its rows.
     ///
     /// # Safety
     /// 1. There are results for the slot.

@@ -57,9 +57,9 @@ fn random_step(state: &mut u64) -> (Attention, Vec<SeqLens>) {
 }
 
 fn items(attention: &Attention, gpu: Gpu, dtype: Dtype, seqs: &[SeqLens]) -> Vec<PrefillItem> {
-    let of_words =
-        |[a, b, c, d, e, f, g, h]: ItemWords| PrefillItem::of_words([a, b, c, d], [e, f, g, h]);
-    attention.prefill_items(gpu, dtype, seqs).into_iter().map(of_words).collect()
+    let from_words =
+        |[a, b, c, d, e, f, g, h]: ItemWords| PrefillItem::from_words([a, b, c, d], [e, f, g, h]);
+    attention.prefill_items(gpu, dtype, seqs).into_iter().map(from_words).collect()
 }
 
 /// The tiles whose parts `items` are: each part once, their keys one after the other in whole

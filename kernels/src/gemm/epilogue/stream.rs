@@ -115,7 +115,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, A: Gate>
             for part in 0..A::PARTS {
                 let row = part as u32 * self.n + self.column();
                 // SAFETY: inside, by the check.
-                values[part] = unsafe { scales.of_row(row) } * W::FACTOR;
+                values[part] = unsafe { scales.row_scale(row) } * W::FACTOR;
             }
         }
         values

@@ -71,7 +71,7 @@ impl<O: Number> Epilogue<GlobalMut<O>> {
         (self.out.ptr.address() as u32 | strides).is_multiple_of(16)
     }
 
-    /// The bias of the thread's columns of a subtile, as [`of_pairs`].
+    /// The bias of the thread's columns of a subtile, as [`load_pairs`].
     ///
     /// # Safety
     /// 1. `bias` is as the kernel requires, and `n > 0`.
@@ -79,7 +79,7 @@ impl<O: Number> Epilogue<GlobalMut<O>> {
     #[track_caller]
     unsafe fn bias_of_pairs(&self, column: u32) -> [[f32; 2]; 8] {
         // SAFETY: the caller's promise.
-        unsafe { of_pairs(self.bias, column, self.n, 0.0) }
+        unsafe { load_pairs(self.bias, column, self.n, 0.0) }
     }
 }
 
@@ -91,7 +91,7 @@ impl<O: Number> Epilogue<GlobalMut<O>> {
 /// 1. `elements` are null, or `n > 0`.
 #[inline(always)]
 #[track_caller]
-pub unsafe fn of_pairs(
+pub unsafe fn load_pairs(
     elements: Global<f32>,
     column: u32,
     n: u32,

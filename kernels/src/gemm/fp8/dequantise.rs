@@ -48,7 +48,7 @@ pub unsafe fn dequantise_e4m3_f16(
         let words = weight.wrapping_add(from).cast::<u32>().stream_vec_if(0, row < n);
         let mut scale = 0.0;
         if row < n {
-            scale = scales.of_row(row) * scales.of_block(row, column, true);
+            scale = scales.row_scale(row) * scales.block_scale(row, column, true);
         }
         scale *= <E4m3 as WeightElement<f16>>::FACTOR;
         grid::wait_for_dependencies();

@@ -70,7 +70,7 @@ pub unsafe fn gemm_f32<T: F32Tile>(
     let residual = Matrix { ptr: residual, row_stride: residual_stride };
     let out = Matrix { ptr: out, row_stride: out_stride };
     let epilogue = Epilogue { num_rows: m, n, bias, residual, out };
-    let tile = ThreadTile::of_this_thread::<T>();
+    let tile = ThreadTile::from_thread_idx::<T>();
     // SAFETY: the launch gives `SHARED_BYTES` and the operands above.
     let acc = unsafe { accumulate::<T>(dynamic_shared_mem(), a, b, k, tile) };
     let acc = acc.as_ref();

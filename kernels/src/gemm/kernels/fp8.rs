@@ -146,7 +146,7 @@ impl BlockScales {
 impl StageFactors for BlockScales {
     #[inline(always)]
     #[track_caller]
-    unsafe fn of_stage(self, k_block: u32) -> Option<[f32; MAX_SUBTILES_N]> {
+    unsafe fn stage_scales(self, k_block: u32) -> Option<[f32; MAX_SUBTILES_N]> {
         if self.scales.is_null() {
             return None;
         }
@@ -211,7 +211,7 @@ impl TileScales {
 
     /// The scales of columns `32 * i + 8 * j + pair` and the next, for `j` from 0 on.
     #[inline(always)]
-    fn of_columns(&self, i: usize, pair: u32) -> [[f32; 2]; 4] {
+    fn column_scales(&self, i: usize, pair: u32) -> [[f32; 2]; 4] {
         [0, 1, 2, 3]
             .map(|j| [0, 1].map(|second| warp::shuffle_idx(self.columns[i], 8 * j + pair + second)))
     }
@@ -238,14 +238,14 @@ impl<T: WgmmaTile, L: Level<T>> Accumulation<E4m3, T> for Scaled<L> {
     }
 
     #[inline(always)]
-    fn of_subtile(scales: &TileScales, subtile: u32) -> impl SubtileScale {
+    fn subtile_scale(scales: &TileScales, subtile: u32) -> impl SubtileScale {
         let rows = scales.rows[(subtile / T::Acc::SUBTILES_N) as usize];
         let first = (subtile % T::Acc::SUBTILES_N * (SUBTILE_COLUMNS / warp::WARP_SIZE)) as usize;
         let pair = warp::lane_id() % 4 * 2;
         let mut columns = [[0.0; 2]; 8];
         unroll!(part in 0..2, {
             [columns[4 * part], columns[4 * part + 1], columns[4 * part + 2], columns[4 * part + 3]] =
-                scales.of_columns(first + part, pair);
+                scales.column_scales(first + part, pair);
         });
         Scale { rows, columns }
     }

@@ -134,7 +134,7 @@ pub unsafe fn gemv_16<
     let num_rows = unsafe {
         if W::IS_SCALED && slice_idx == 0 && lane < ROWS as u32 {
             let (part, column) = (lane / num_columns, first_column + lane % num_columns);
-            scale_value = scales.of_row(part * n + column.min(n - 1)) * W::FACTOR;
+            scale_value = scales.row_scale(part * n + column.min(n - 1)) * W::FACTOR;
         }
         if has_output && !bias.is_null() {
             for part in 0..A::PARTS {

@@ -59,7 +59,7 @@ impl<E: Operand16, T: WgmmaTile<Acc: Multiply<E>>> Accumulation<E, T> for InTens
     }
 
     #[inline(always)]
-    fn of_subtile((): &(), _subtile: u32) -> impl SubtileScale {
+    fn subtile_scale((): &(), _subtile: u32) -> impl SubtileScale {
         Unscaled
     }
 }

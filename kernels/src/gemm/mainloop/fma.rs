@@ -21,7 +21,7 @@ impl ThreadTile {
     /// Pairs of lanes share a row of A, lanes two apart a row of B, so that a 16-byte load of a
     /// half-warp is one pass over the banks.
     #[inline(always)]
-    pub fn of_this_thread<T: F32Tile>() -> Self {
+    pub fn from_thread_idx<T: F32Tile>() -> Self {
         let (lane_id, warp_idx) = (warp::lane_id(), warp::warp_idx());
         let lane_m = (lane_id >> 1) % LANES_M;
         let lane_n = (lane_id & 1) | (lane_id >> 4) << 1;

@@ -98,7 +98,7 @@ impl<W: cuda_std::Element, const ROWS: usize> Weights<W, ROWS> {
                         let row = self.first_rows[part];
                         // SAFETY: inside the row, by the condition.
                         loads[load_idx].scales[part] =
-                            unsafe { self.scales.of_block(row, k_idx, k_idx < k) };
+                            unsafe { self.scales.block_scale(row, k_idx, k_idx < k) };
                     }
                 }
             });

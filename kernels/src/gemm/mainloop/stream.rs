@@ -302,7 +302,7 @@ impl TileScales {
                 if part * self.part_tiles < TILES_N {
                     let row = self.first_rows[part];
                     // SAFETY: inside the weight, by the condition.
-                    scales[part] = unsafe { self.scales.of_block(row, k, is_inside) };
+                    scales[part] = unsafe { self.scales.block_scale(row, k, is_inside) };
                 }
             });
         }

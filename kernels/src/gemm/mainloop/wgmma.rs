@@ -249,7 +249,7 @@ impl<E: WgmmaOperand, F: StageFactors> Parts<E, F> {
     ) {
         let (stage, k_block) = self.added;
         // SAFETY: the caller's promise.
-        let factors = unsafe { self.factors.of_stage(k_block) };
+        let factors = unsafe { self.factors.stage_scales(k_block) };
         let release = || self.mainloop.release::<T>(stage);
         if TURN % T::Acc::NUM_PARTS + 1 < T::Acc::NUM_PARTS {
             acc.add::<0, PENDING>(part, factors, || {});
@@ -270,7 +270,7 @@ pub trait StageFactors: Copy {
     ///
     /// # Safety
     /// 1. The stage is one of the tile's.
-    unsafe fn of_stage(self, k_block: u32) -> Option<[f32; MAX_SUBTILES_N]>;
+    unsafe fn stage_scales(self, k_block: u32) -> Option<[f32; MAX_SUBTILES_N]>;
 }
 
 /// Loads `block_rows` rows; `blocks` blocks share them, and each multicasts its part to all.

@@ -59,7 +59,7 @@ struct Item {
 impl Item {
     /// The warp's first one, of `num_tiles` tiles a row.
     #[inline(always)]
-    fn of_warp(num_tiles: u32) -> Self {
+    fn for_warp(num_tiles: u32) -> Self {
         let (row, tile) = (warp::warp_idx() / num_tiles, warp::warp_idx() % num_tiles);
         Item { row, tile, num_tiles, step: [NUM_WARPS / num_tiles, NUM_WARPS % num_tiles] }
     }
@@ -145,7 +145,7 @@ impl<const TILES_M: usize> Input<TILES_M> {
     #[inline(always)]
     pub unsafe fn copy<E: Half, F: Format>(&self, first: u32, num_tiles: u32) {
         let num_loads = const { num_loads(TILES_M) };
-        let mut item = Item::of_warp(num_tiles);
+        let mut item = Item::for_warp(num_tiles);
         while item.row < self.max_rows {
             let mut loads = [[0_u32; 4]; MAX_LOADS];
             unroll!(i in 0..MAX_LOADS, {
@@ -177,7 +177,7 @@ impl<const TILES_M: usize> Input<TILES_M> {
     #[inline(always)]
     pub unsafe fn first_norm_weights(&self, norm: &Norm) -> Vector {
         // SAFETY: the caller's promise.
-        unsafe { norm.weights(Item::of_warp(self.num_tiles).tile) }
+        unsafe { norm.weights(Item::for_warp(self.num_tiles).tile) }
     }
 
     /// As [`Input::copy`] of all tiles, of x in f32 that is normed.
@@ -196,7 +196,7 @@ impl<const TILES_M: usize> Input<TILES_M> {
         square_sums: Shared<f32>,
     ) {
         let segments = norm.num_segments();
-        let first = Item::of_warp(self.num_tiles);
+        let first = Item::for_warp(self.num_tiles);
         let num_rounds = (self.max_rows * self.num_tiles).div_ceil(NUM_WARPS);
         // SAFETY: the caller's promise; each tile is one warp's, and what other warps write is read
         // after the barrier.

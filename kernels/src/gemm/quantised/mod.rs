@@ -73,7 +73,7 @@ impl WarpSplit {
 
     /// The warp's part, its row of tiles in a round, and its place among those that split k.
     #[inline(always)]
-    fn of_warp(self) -> [u32; 3] {
+    fn warp_indices(self) -> [u32; 3] {
         let group = warp::warp_idx() >> self.k_warps_log2;
         let k_warp = warp::warp_idx() % (1 << self.k_warps_log2);
         [group % self.gate.num_parts(), group / self.gate.num_parts(), k_warp]
@@ -96,7 +96,7 @@ impl Cursor {
     /// The warp's first tile.
     #[inline(always)]
     fn new(split: WarpSplit, tiles: Tiles, [first, end]: [u32; 2], part_rows: u32) -> Self {
-        let [part, row, k_warp] = split.of_warp();
+        let [part, row, k_warp] = split.warp_indices();
         Cursor { split, row: first + row, end, tile: k_warp, tiles: tiles.below(part * part_rows) }
     }
 
@@ -107,7 +107,7 @@ impl Cursor {
         let tile = self.tiles.tile::<F>(self.row, self.tile, is_inside);
         self.tile += 1 << self.split.k_warps_log2;
         if self.tile >= self.tiles.num_tiles {
-            self.tile = self.split.of_warp()[2];
+            self.tile = self.split.warp_indices()[2];
             self.row += self.split.row_tiles();
         }
         tile
@@ -250,7 +250,7 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
             thread::sync_threads();
         }
         let lane_input = input.lane();
-        let [_, warp_row, k_warp] = split.of_warp();
+        let [_, warp_row, k_warp] = split.warp_indices();
         let mut round = first;
         let mut is_odd = 0;
         while round < end {

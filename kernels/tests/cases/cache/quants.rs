@@ -190,7 +190,7 @@ pub fn append_and_read<T: HostElement, E: HostElement>(
             num_kv_heads,
             head_dim,
             format: formats[of],
-            of_keys: of == 0,
+            is_keys: of == 0,
             min_q_len: 1,
         };
         device.run(dequantise.launch(inputs, pools[of], dense), seed);

@@ -122,6 +122,6 @@ impl Group {
     pub fn read<T: Element>(&self, ptr: DevicePtr<T>, len: usize) -> Vec<f32> {
         let mut bytes = vec![0; size_of::<T>() * len];
         self.memory.read_or_poison(ptr.0, &mut bytes).expect("a buffer of that length");
-        bytes.chunks_exact(size_of::<T>()).map(|bytes| T::of_bytes(bytes).value()).collect()
+        bytes.chunks_exact(size_of::<T>()).map(|bytes| T::from_bytes(bytes).value()).collect()
     }
 }

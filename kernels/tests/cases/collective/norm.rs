@@ -36,13 +36,13 @@ fn normed<E: HostElement + NarrowedFrom<f32>>(
 struct Residuals {
     /// What they are to be, to the bit.
     values: Vec<f32>,
-    of_ranks: Vec<DevicePtr<f32>>,
+    rank_ptrs: Vec<DevicePtr<f32>>,
 }
 
 impl Residuals {
     /// Summands of all ranks, which are added.
     fn add<E: HostElement>(&mut self, seed: u64) -> Vec<Vec<f32>> {
-        let (len, world) = (self.values.len(), self.of_ranks.len() as u64);
+        let (len, world) = (self.values.len(), self.rank_ptrs.len() as u64);
         let x: Vec<Vec<f32>> = (0..world).map(|rank| random_of::<E>(len, seed + rank)).collect();
         for (i, value) in self.values.iter_mut().enumerate() {
             // As stored by an all-reduce.
@@ -65,8 +65,8 @@ fn check<E: HostElement + Half>(
     let shape = (max_rows, hidden_size);
     let mut group = Group::new(Workspace::new(world, 0, shape).expect("a right workspace"));
     let (start, weight) = (random(len, seed + 7), random(hidden_size, seed + 8));
-    let of_ranks = (0..world).map(|rank| group.numbers("residual", rank, &start)).collect();
-    let mut residuals = Residuals { values: start, of_ranks };
+    let rank_ptrs = (0..world).map(|rank| group.numbers("residual", rank, &start)).collect();
+    let mut residuals = Residuals { values: start, rank_ptrs };
     let weights: Vec<DevicePtr<f32>> =
         (0..world).map(|rank| group.numbers("weight", rank, &weight)).collect();
     let num_rows = group.count("num_rows", rows);
@@ -78,7 +78,7 @@ fn check<E: HostElement + Half>(
         let x = residuals.add::<E>(seed + 100 * call as u64);
         let x: Vec<_> = (0..world).map(|rank| group.numbers("x", rank, &x[rank])).collect();
         for rank in 0..world {
-            let (residual, weight) = (residuals.of_ranks[rank], weights[rank]);
+            let (residual, weight) = (residuals.rank_ptrs[rank], weights[rank]);
             let ranks = group.ranks[rank].clone();
             // In place, every other time.
             let is_in_place = call == 1;
@@ -112,7 +112,7 @@ fn check<E: HostElement + Half>(
         for (rank, x) in x.iter().enumerate() {
             let (x, ranks) = (group.numbers("x", rank, x), group.ranks[rank].clone());
             group.copy(rank, len, x, shared_x[rank]);
-            group.push(rank, op.launch(&ranks, num_rows, &shared_x, &residuals.of_ranks));
+            group.push(rank, op.launch(&ranks, num_rows, &shared_x, &residuals.rank_ptrs));
         }
     }
     let case = format!("{algorithm:?}, {world} ranks, hidden_size {hidden_size}, seed {seed}");
@@ -121,7 +121,7 @@ fn check<E: HostElement + Half>(
     let rows = last.chunks(hidden_size);
     let oracle = stored::<E>(rows.flat_map(|row| rms_norm(row, &weight, EPS)).collect());
     let expected = normed::<E>(&last, &weight, seed);
-    for (rank, (&out, &residual)) in outs.iter().zip(&residuals.of_ranks).enumerate() {
+    for (rank, (&out, &residual)) in outs.iter().zip(&residuals.rank_ptrs).enumerate() {
         let got = group.read(out, len);
         assert_right(&case, &got, &oracle);
         assert_eq!(got, expected, "{case}: rank {rank}, and rms_norm");

@@ -12,7 +12,7 @@ pub struct Source {
 
 impl Source {
     /// The first source of this machine's own release, `main`.
-    pub fn of_this_machine() -> Option<Source> {
+    pub fn from_this_machine() -> Option<Source> {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
         let suites = [codename.unwrap_or("sid"), "stable", "testing", "unstable", "sid"];

@@ -99,7 +99,7 @@ impl<'a> Probe<'a> {
                 json!({"type": "text", "text": TEXT}),
             ];
             let content = Content::Parts(parts);
-            let rendered = self.of_content(content, Map::new())?;
+            let rendered = self.answer_with(content, Map::new())?;
             (rendered.contains(THOUGHT)
                 && !rendered.contains("thinking\"")
                 && !rendered.contains("thinking'"))
@@ -129,10 +129,10 @@ impl<'a> Probe<'a> {
     }
 
     fn answer(&self, text: &str, fields: Map<String, Value>) -> Option<String> {
-        self.of_content(Content::Text(text.to_owned()), fields)
+        self.answer_with(Content::Text(text.to_owned()), fields)
     }
 
-    fn of_content(&self, content: Content, fields: Map<String, Value>) -> Option<String> {
+    fn answer_with(&self, content: Content, fields: Map<String, Value>) -> Option<String> {
         let mut answer = Message::new("assistant", "");
         (answer.content, answer.fields) = (content, fields);
         let messages = [Message::new("user", QUESTION), answer];

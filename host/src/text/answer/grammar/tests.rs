@@ -84,7 +84,7 @@ fn random_answers_are_calls_in_every_style() {
         // Without its reasoning, which a random model never ends.
         let format = AnswerFormat {
             reasoning: None,
-            ..AnswerFormat::of(&ChatTemplate::of_source(&fs::read_to_string(&path).unwrap()))
+            ..AnswerFormat::of(&ChatTemplate::from_source(&fs::read_to_string(&path).unwrap()))
         };
         let is_named = format.to_string().contains("{name}");
         if format.has_calls() && !format.is_harmony && !is_named {

@@ -18,7 +18,7 @@ fn tools() -> Vec<Value> {
 fn public(name: &str) -> AnswerFormat {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/text/templates/public");
     let source = fs::read_to_string(format!("{directory}/{name}.jinja")).unwrap();
-    AnswerFormat::of(&ChatTemplate::of_source(&source))
+    AnswerFormat::of(&ChatTemplate::from_source(&source))
 }
 
 fn hermes() -> AnswerFormat {
@@ -166,7 +166,7 @@ fn arguments_come_as_they_grow() {
 #[test]
 fn reasoning_is_set_apart() {
     let think =
-        |name: &str| AnswerFormat::default().with_reasoning(&Reasoning::of_name(name).unwrap());
+        |name: &str| AnswerFormat::default().with_reasoning(&Reasoning::from_name(name).unwrap());
     let qwen = think("qwen3");
     for (prompt, answer, reasoning, text) in [
         ("", "<think>\nhm\n</think>\n\nHello", "hm", "Hello"),
@@ -188,8 +188,8 @@ fn reasoning_is_set_apart() {
     let none = qwen.clone().with_reasoning(&Reasoning::None);
     assert_eq!(read(&none, "", false, "<think>x</think>y", 3).0, "<think>x</think>y");
     assert_eq!(read(&think("mistral"), "", false, "[THINK]x[/THINK]y", 3).1, "x");
-    assert!(Reasoning::names().all(|name| Reasoning::of_name(name).is_some()));
-    assert_eq!(Reasoning::of_name("x"), None);
+    assert!(Reasoning::names().all(|name| Reasoning::from_name(name).is_some()));
+    assert_eq!(Reasoning::from_name("x"), None);
     // A call is none inside of the reasoning, and one after it.
     let format = qwen.or_hermes();
     let call = "<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>";

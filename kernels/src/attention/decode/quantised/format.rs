@@ -15,30 +15,30 @@ pub trait KvQuants: Copy {
     /// Bits of a quant.
     #[doc(hidden)]
     const BITS: u32;
-    /// Exponent of the power of two that the numbers of [`KvQuants::of_k`] are to be multiplied by,
-    /// beside the scale.
+    /// Exponent of the power of two that the numbers of [`KvQuants::unpack_k`] are to be multiplied
+    /// by, beside the scale.
     #[doc(hidden)]
     const K_EXPONENT: u32;
     /// What those numbers are too large by, as f16, negative; 0 for nothing.
     #[doc(hidden)]
     const K_BIAS: u16;
-    /// As [`KvQuants::K_EXPONENT`], of [`KvQuants::of_v`].
+    /// As [`KvQuants::K_EXPONENT`], of [`KvQuants::unpack_v`].
     #[doc(hidden)]
     const V_EXPONENT: u32;
     /// Exponent of the largest power of two that a scale's product with is an f16.
     #[doc(hidden)]
     const ROOM: u32;
-    /// Whether [`KvQuants::of_k`] takes columns 0 and 2 of four, then 1 and 3.
+    /// Whether [`KvQuants::unpack_k`] takes columns 0 and 2 of four, then 1 and 3.
     #[doc(hidden)]
     const INTERLEAVED: bool;
 
     /// The numbers `2 * pair` and `2 * pair + 1` of a word of K.
     #[doc(hidden)]
-    fn of_k(word: u32, pair: u32) -> u32;
+    fn unpack_k(word: u32, pair: u32) -> u32;
 
     /// The numbers at bit fields `index` of the two halves of a word.
     #[doc(hidden)]
-    fn of_v(word: u32, index: u32) -> u32;
+    fn unpack_v(word: u32, index: u32) -> u32;
 }
 
 /// q8_0.
@@ -69,12 +69,12 @@ impl KvQuants for Q8 {
     const INTERLEAVED: bool = false;
 
     #[inline(always)]
-    fn of_k(word: u32, pair: u32) -> u32 {
+    fn unpack_k(word: u32, pair: u32) -> u32 {
         math::byte_perm(word, 0, 0x4240 + 0x0101 * pair)
     }
 
     #[inline(always)]
-    fn of_v(word: u32, index: u32) -> u32 {
+    fn unpack_v(word: u32, index: u32) -> u32 {
         let biased = math::byte_perm(word, MAGIC, 0x7270 + 0x0101 * index);
         // 1024 + 128.
         f16x2::sub(F16x2::from_bits(biased), F16x2::from_bits(0x6480_6480)).to_bits()
@@ -111,12 +111,12 @@ impl KvQuants for Fp8 {
     const INTERLEAVED: bool = CONVERTS_E4M3;
 
     #[inline(always)]
-    fn of_k(word: u32, pair: u32) -> u32 {
+    fn unpack_k(word: u32, pair: u32) -> u32 {
         if CONVERTS_E4M3 { e4m3_of_half(word, pair) } else { e4m3_in_place(word, pair) }
     }
 
     #[inline(always)]
-    fn of_v(word: u32, index: u32) -> u32 {
+    fn unpack_v(word: u32, index: u32) -> u32 {
         if CONVERTS_E4M3 {
             e4m3_of_half(math::byte_perm(word, 0, 0x3120), index)
         } else {
@@ -135,12 +135,12 @@ impl KvQuants for Q4 {
     const INTERLEAVED: bool = false;
 
     #[inline(always)]
-    fn of_k(word: u32, pair: u32) -> u32 {
+    fn unpack_k(word: u32, pair: u32) -> u32 {
         word >> (4 * pair) & 0x000f_000f
     }
 
     #[inline(always)]
-    fn of_v(word: u32, index: u32) -> u32 {
+    fn unpack_v(word: u32, index: u32) -> u32 {
         let biased = math::lop3::<0xea>(word >> (4 * index), 0x000f_000f, MAGIC);
         // 1024 + 8.
         f16x2::sub(F16x2::from_bits(biased), F16x2::from_bits(0x6408_6408)).to_bits()
@@ -165,9 +165,9 @@ mod tests {
             let q8 = |index: u32| (word >> (8 * index) & 255) as f32;
             for index in 0..2 {
                 let bias = f16::from_bits(Q8::K_BIAS).to_f32() * 24f32.exp2();
-                let k = numbers(Q8::of_k(word, index), Q8::K_EXPONENT);
+                let k = numbers(Q8::unpack_k(word, index), Q8::K_EXPONENT);
                 assert_eq!(k.map(|x| x + bias), [q8(index) - 128.0, q8(index + 2) - 128.0]);
-                let v = numbers(Q8::of_v(word, index), Q8::V_EXPONENT);
+                let v = numbers(Q8::unpack_v(word, index), Q8::V_EXPONENT);
                 assert_eq!(v, [q8(index) - 128.0, q8(index + 2) - 128.0]);
             }
         }
@@ -180,10 +180,10 @@ mod tests {
             let word = code | 0x1200 | code << 16 | 0x3400_0000;
             for index in 0..2 {
                 let in_place = numbers(e4m3_in_place(word, index), 8);
-                assert_eq!(in_place, numbers(Fp8::of_v(word, index), 0), "{code:#x}");
+                assert_eq!(in_place, numbers(Fp8::unpack_v(word, index), 0), "{code:#x}");
             }
-            let [k0, k1] = [0, 1].map(|pair| numbers(Fp8::of_k(word, pair), 0));
-            let [v0, v1] = [0, 1].map(|index| numbers(Fp8::of_v(word, index), 0));
+            let [k0, k1] = [0, 1].map(|pair| numbers(Fp8::unpack_k(word, pair), 0));
+            let [v0, v1] = [0, 1].map(|index| numbers(Fp8::unpack_v(word, index), 0));
             assert_eq!([k0[0], k0[1], k1[0], k1[1]], [v0[0], v1[0], v0[1], v1[1]]);
         }
     }
@@ -194,9 +194,9 @@ mod tests {
             for index in 0..4 {
                 let of = |half: u32| (word >> (16 * half + 4 * index) & 15) as f32 - 8.0;
                 let bias = f16::from_bits(Q4::K_BIAS).to_f32() * 24f32.exp2();
-                let k = numbers(Q4::of_k(word, index), Q4::K_EXPONENT).map(|x| x + bias);
+                let k = numbers(Q4::unpack_k(word, index), Q4::K_EXPONENT).map(|x| x + bias);
                 assert_eq!(k, [of(0), of(1)]);
-                assert_eq!(numbers(Q4::of_v(word, index), 0), [of(0), of(1)]);
+                assert_eq!(numbers(Q4::unpack_v(word, index), 0), [of(0), of(1)]);
             }
         }
     }

@@ -63,14 +63,18 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize>
     /// Whether the bias of the numbers of K is known from Q; else none have one.
     const HAS_BIAS: bool = K::K_BIAS != 0 && Self::Q_IN_REGISTERS;
 
-    /// As [`KvQuants::K_EXPONENT`], of [`QuantisedTile::of_k`].
+    /// As [`KvQuants::K_EXPONENT`], of [`QuantisedTile::unpack_k`].
     const EXPONENT: u32 =
         if Self::HAS_BIAS || K::K_BIAS == 0 { K::K_EXPONENT } else { K::V_EXPONENT };
 
     /// The numbers `2 * pair` and `2 * pair + 1` of a word of K.
     #[inline(always)]
-    fn of_k(word: u32, pair: u32) -> u32 {
-        if Self::HAS_BIAS || K::K_BIAS == 0 { K::of_k(word, pair) } else { K::of_v(word, pair) }
+    fn unpack_k(word: u32, pair: u32) -> u32 {
+        if Self::HAS_BIAS || K::K_BIAS == 0 {
+            K::unpack_k(word, pair)
+        } else {
+            K::unpack_v(word, pair)
+        }
     }
 
     /// The words of Q of a k-step: the columns that the lane's words of K have.
@@ -239,10 +243,10 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> Warp
                     let first = if K::BITS == 8 { 0 } else { 2 * step as u32 };
                     let [low, high] = [words[2 * step], words[2 * step + 1]];
                     let a = [
-                        Self::of_k(low, first),
-                        Self::of_k(high, first),
-                        Self::of_k(low, first + 1),
-                        Self::of_k(high, first + 1),
+                        Self::unpack_k(low, first),
+                        Self::unpack_k(high, first),
+                        Self::unpack_k(low, first + 1),
+                        Self::unpack_k(high, first + 1),
                     ];
                     let q = match Self::Q_IN_REGISTERS {
                         true => self.q[panel][step],
@@ -351,10 +355,10 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> Warp
                     let first = if V::BITS == 8 { 0 } else { 2 * tile as u32 };
                     let [low, high] = [words[2 * tile], words[2 * tile + 1]];
                     let a = [
-                        V::of_v(low, first),
-                        V::of_v(low, first + 1),
-                        V::of_v(high, first),
-                        V::of_v(high, first + 1),
+                        V::unpack_v(low, first),
+                        V::unpack_v(low, first + 1),
+                        V::unpack_v(high, first),
+                        V::unpack_v(high, first + 1),
                     ];
                     unroll!(row_tile in 0..2, {
                         if row_tile < ROW_TILES {

@@ -34,7 +34,7 @@ pub struct TileConfig {
     panel: u32,
     num_threads: usize,
     shared_bytes: usize,
-    of_f16: Instance,
+    f16_instance: Instance,
 }
 
 /// The tiles, the narrowest heads first.
@@ -95,7 +95,7 @@ pub struct Params {
 }
 
 impl TileConfig {
-    const fn of<T: Fp8Tile>(of_f16: Instance) -> Self {
+    const fn of<T: Fp8Tile>(f16_instance: Instance) -> Self {
         TileConfig {
             mode: if T::IS_CONVERTED { Mode::Strict } else { Mode::Fast },
             block_m: T::BLOCK_M as usize,
@@ -103,7 +103,7 @@ impl TileConfig {
             panel: T::PANEL,
             num_threads: T::NUM_THREADS as usize,
             shared_bytes: T::SHARED_BYTES as usize,
-            of_f16,
+            f16_instance,
         }
     }
 
@@ -151,7 +151,7 @@ impl TileConfig {
             k_map,
             v_map,
         };
-        Ok(Some(launch.launch(self.of_f16, geometry)))
+        Ok(Some(launch.launch(self.f16_instance, geometry)))
     }
 
     fn swizzle(&self) -> Swizzle {
@@ -204,6 +204,6 @@ impl TileConfig {
 
 /// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of this kernel.
 pub(in super::super::super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
-    let tile = TILE_CONFIGS.iter().find(|tile| tile.of_f16.symbol() == symbol)?;
+    let tile = TILE_CONFIGS.iter().find(|tile| tile.f16_instance.symbol() == symbol)?;
     Some(tile.shared_bytes)
 }

@@ -105,7 +105,7 @@ pub trait Accumulation<E, T: WgmmaTile>: Copy {
     ) -> (T::Acc, Stage, Self::Scales);
 
     /// The scale of a subtile of the warp. The whole warp calls this, converged.
-    fn of_subtile(scales: &Self::Scales, subtile: u32) -> impl SubtileScale;
+    fn subtile_scale(scales: &Self::Scales, subtile: u32) -> impl SubtileScale;
 }
 
 /// A block that is ready to compute its tiles: its barriers are initialised.
@@ -245,7 +245,7 @@ where
                                 let origin = [row + at[0], column + at[1]];
                                 let columns = T::Acc::subtile_columns(subtile as u32);
                                 let values = acc.subtile(subtile as u32);
-                                let scale = A::of_subtile(&scales, subtile as u32);
+                                let scale = A::subtile_scale(&scales, subtile as u32);
                                 O::store_subtile(&mut output, origin, columns, &values, &scale);
                             }
                         });

@@ -30,7 +30,7 @@ struct Exchange {
 
 impl Exchange {
     #[inline(always)]
-    fn of_lane() -> Self {
+    fn for_lane() -> Self {
         let first = warp::lane_id() - lane_pair() + lane_pair() / 2;
         Exchange { from: [first, first + 2], is_second: lane_pair() % 2 == 1 }
     }
@@ -64,7 +64,7 @@ impl Exchange {
 impl<const HIGH_BITS: usize> InOrder for Nibbles<HIGH_BITS> {
     #[inline(always)]
     fn in_order(self) -> Self {
-        let exchange = Exchange::of_lane();
+        let exchange = Exchange::for_lane();
         let mut high = self.high;
         for word in 0..HIGH_BITS {
             high[word] = exchange.plane(high[word]);
@@ -76,7 +76,7 @@ impl<const HIGH_BITS: usize> InOrder for Nibbles<HIGH_BITS> {
 impl<const HIGH_BITS: usize> InOrder for TwoBits<HIGH_BITS> {
     #[inline(always)]
     fn in_order(self) -> Self {
-        let exchange = Exchange::of_lane();
+        let exchange = Exchange::for_lane();
         let high = if HIGH_BITS > 0 { exchange.plane(self.high) } else { 0 };
         TwoBits { low: self.low.map(|word| exchange.plane(word)), high }
     }
@@ -86,7 +86,7 @@ impl<const HIGH_BITS: usize> InOrder for TwoBits<HIGH_BITS> {
 impl InOrder for [[u32; 4]; 2] {
     #[inline(always)]
     fn in_order(self) -> Self {
-        let exchange = Exchange::of_lane();
+        let exchange = Exchange::for_lane();
         self.map(|words| words.map(|word| exchange.bytes(word)))
     }
 }

@@ -60,7 +60,7 @@ impl WarpSplit {
     /// Rows of the warp's group, of `len`: groups take rows in turn.
     #[inline(always)]
     fn rows_of_group(self, len: u32) -> u32 {
-        let [group, _] = self.of_warp();
+        let [group, _] = self.warp_indices();
         self.rows_of(group, len)
     }
 
@@ -72,7 +72,7 @@ impl WarpSplit {
 
     /// The warp's group, and its place in it.
     #[inline(always)]
-    fn of_warp(self) -> [u32; 2] {
+    fn warp_indices(self) -> [u32; 2] {
         [warp::warp_idx() >> self.k_warps_log2, warp::warp_idx() % self.k_warps()]
     }
 }
@@ -169,7 +169,7 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
         let square_sums = terms_smem.offset(TERMS_BYTES / 4);
         let partials_smem = square_sums.offset(SQUARE_SUMS_BYTES / 4);
         let partials = Partials::new(partials_smem, split, max_rows);
-        let [_, k_warp] = split.of_warp();
+        let [_, k_warp] = split.warp_indices();
         let norm = Norm { weight: norm_weight, reciprocal: norm_reciprocal, eps: norm_eps, k };
         let norm_weights = norm.weights(k_warp);
 

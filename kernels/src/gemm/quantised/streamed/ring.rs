@@ -28,7 +28,7 @@ impl Cursor {
     /// The warp's first tile.
     #[inline(always)]
     pub fn new<F: Format>(split: WarpSplit, rows: BlockRows, tiles: Tiles, part_rows: u32) -> Self {
-        let (first, tile, part) = (0, split.of_warp()[1], 0);
+        let (first, tile, part) = (0, split.warp_indices()[1], 0);
         let next = tiles.at::<F>(0, 0);
         let mut cursor = Cursor { split, rows, tiles, part_rows, first, tile, part, next, left: 0 };
         cursor.start::<F>();
@@ -38,7 +38,7 @@ impl Cursor {
     /// Starts a part.
     #[inline(always)]
     fn start<F: Format>(&mut self) {
-        let [group, _] = self.split.of_warp();
+        let [group, _] = self.split.warp_indices();
         let row = self.rows.first + self.first + group + self.part * self.part_rows;
         if self.first < self.rows.len && self.tile < self.tiles.num_tiles {
             self.next = self.tiles.at::<F>(row, self.tile);
@@ -59,7 +59,7 @@ impl Cursor {
                 self.part = 0;
                 self.tile += self.split.k_warps();
                 if self.tile >= self.tiles.num_tiles {
-                    self.tile = self.split.of_warp()[1];
+                    self.tile = self.split.warp_indices()[1];
                     self.first += self.rows.batch_len(self.first);
                 }
             }
