@@ -331,7 +331,9 @@ fn multiply_k_tile<
     unroll!(step in 0..2, {
         if step.is_multiple_of(num_loaded) && cursor.is_inside(offset + step as u32 * STEP_K) {
             // SAFETY: the first of these k-steps is inside k, so the k-tile is.
-            unsafe { multiply_steps::<E, W, X, _, _>(x, cursor, offset, k_tile, step, &mut k_tile_acc) };
+            unsafe {
+                multiply_steps::<E, W, X, _, _>(x, cursor, offset, k_tile, step, &mut k_tile_acc);
+            };
         }
     });
     k_tile_acc.add_to::<E, W>(k_tile.scales, part_tiles, acc);
