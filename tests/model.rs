@@ -239,7 +239,8 @@ fn matches_interpreter(fixture: &str) -> (Model, Plan) {
         got.extend(executor.run(prepared, &inputs, Want::Logits).unwrap().logits);
     }
     let error = relative_error(&got, &wanted);
-    assert!(error < 1e-5, "{fixture}: relative error {error:.2e}");
+    // x has 16 bits in products with blocks.
+    assert!(error < 3e-4, "{fixture}: relative error {error:.2e}");
     (model, plan)
 }
 

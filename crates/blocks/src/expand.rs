@@ -4,7 +4,7 @@
 //! IQ4_NL: exactly, unless `d` is subnormal in f16. Levels of IQ2 have no room in six bits; Q8_0
 //! has a scale for 32 elements, rounded to f16, in place of two.
 
-use super::iq::{self, LevelBlocks, Levels};
+use super::iq::{self, GridBlocks, ScaledLevels};
 use super::{field, four_bit, half_to_f32};
 use gpu_types::Dtype;
 use half::f16;
@@ -43,12 +43,12 @@ fn iq4_nl_to_q8_0(stored: &[u8], out: &mut [u8]) -> Result<(), f32> {
 }
 
 /// Expands formats whose levels are from -32 to 31.
-fn to_q6_k<F: LevelBlocks<BYTES>, const BYTES: usize>(
+fn to_q6_k<F: GridBlocks<BYTES>, const BYTES: usize>(
     stored: &[u8],
     out: &mut [u8],
 ) -> Result<(), f32> {
     for (block, out) in stored.as_chunks().0.iter().zip(out.as_chunks_mut::<210>().0) {
-        let Levels { d, scales, levels } = F::unpack(block);
+        let ScaledLevels { d, scales, levels } = F::read(block);
         out.fill(0);
         for (i, level) in levels.into_iter().enumerate() {
             let q = (level + 32).cast_unsigned();
@@ -82,13 +82,13 @@ static LARGEST_Q: LazyLock<[[u8; 16]; 16]> = LazyLock::new(|| {
 });
 
 /// Expands IQ2, whose scales are odd.
-fn to_q8_0<F: LevelBlocks<BYTES>, const BYTES: usize>(
+fn to_q8_0<F: GridBlocks<BYTES>, const BYTES: usize>(
     stored: &[u8],
     out: &mut [u8],
 ) -> Result<(), f32> {
     let groups = out.as_chunks_mut::<34>().0.chunks_exact_mut(8);
     for (block, groups) in stored.as_chunks().0.iter().zip(groups) {
-        let Levels { d, scales, levels } = F::unpack(block);
+        let ScaledLevels { d, scales, levels } = F::read(block);
         let pairs = scales.as_chunks::<2>().0.iter().zip(levels.as_chunks::<32>().0);
         for ((scales, levels), out) in pairs.zip(groups) {
             let [first, second] = scales.map(|scale| usize::from(scale / 2));

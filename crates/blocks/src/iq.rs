@@ -4,58 +4,53 @@
 //! products are exact in f32, whatever their order. Source: arXiv:2402.04396 for the grids on
 //! E8's lattice; `grids.bin` holds ggml's (tests/fixtures/make_blocks.py).
 
-use super::{Blocks, Codec, Lanes, field};
+use super::lanes::{array_of, map};
+use super::{Blocks, Codec, Lanes, Levels, field};
 use gpu_types::BlockFormat;
-use std::array;
 
 /// The formats here.
 pub(super) const CODECS: &[(BlockFormat, Codec)] = &[
-    (BlockFormat::IQ3_S, Codec::of_blocks::<IQ3S, _, _>()),
-    (BlockFormat::IQ3_XXS, Codec::of_blocks::<IQ3XXS, _, _>()),
-    (BlockFormat::IQ2_S, Codec::of_blocks::<IQ2S, _, _>()),
-    (BlockFormat::IQ2_XS, Codec::of_blocks::<IQ2XS, _, _>()),
-    (BlockFormat::IQ2_XXS, Codec::of_blocks::<IQ2XXS, _, _>()),
-    (BlockFormat::IQ1_M, Codec::of_blocks::<IQ1M, _, _>()),
-    (BlockFormat::IQ1_S, Codec::of_blocks::<IQ1S, _, _>()),
-    (BlockFormat::TQ1_0, Codec::of_blocks::<TQ1_0, _, _>()),
-    (BlockFormat::TQ2_0, Codec::of_blocks::<TQ2_0, _, _>()),
+    (BlockFormat::IQ3_S, Codec::of_blocks::<IQ3S, _, _, _>()),
+    (BlockFormat::IQ3_XXS, Codec::of_blocks::<IQ3XXS, _, _, _>()),
+    (BlockFormat::IQ2_S, Codec::of_blocks::<IQ2S, _, _, _>()),
+    (BlockFormat::IQ2_XS, Codec::of_blocks::<IQ2XS, _, _, _>()),
+    (BlockFormat::IQ2_XXS, Codec::of_blocks::<IQ2XXS, _, _, _>()),
+    (BlockFormat::IQ1_M, Codec::of_blocks::<IQ1M, _, _, _>()),
+    (BlockFormat::IQ1_S, Codec::of_blocks::<IQ1S, _, _, _>()),
+    (BlockFormat::TQ1_0, Codec::of_blocks::<TQ1_0, _, _, _>()),
+    (BlockFormat::TQ2_0, Codec::of_blocks::<TQ2_0, _, _, _>()),
 ];
 
 /// A block of 256 elements: element `i` is `d * UNIT * scales[i / 16] * levels[i]`.
-pub struct Levels {
+pub struct ScaledLevels {
     /// An f16.
     pub d: u16,
     pub scales: [u8; 16],
     pub levels: [i8; 256],
 }
 
-/// A format whose blocks are [`Levels`].
-pub trait LevelBlocks<const BYTES: usize> {
+/// A format whose blocks are [`ScaledLevels`].
+pub trait GridBlocks<const BYTES: usize> {
     /// A power of two.
     const UNIT: f32;
 
     /// What a block holds.
-    fn unpack(block: &[u8; BYTES]) -> Levels;
+    fn read(block: &[u8; BYTES]) -> ScaledLevels;
 }
 
-impl<F: LevelBlocks<BYTES>, const BYTES: usize> Blocks<BYTES, 256> for F {
+impl<F: GridBlocks<BYTES>, const BYTES: usize> Blocks<BYTES, 256, 16> for F {
     #[inline(always)]
-    fn decode(lanes: impl Lanes, block: &[u8; BYTES], out: &mut [f32; 256]) {
-        let Levels { d, scales, levels } = F::unpack(block);
+    fn unpack(lanes: impl Lanes, block: &[u8; BYTES]) -> Levels<256, 16> {
+        let ScaledLevels { d, scales, levels } = F::read(block);
         let d = lanes.half_to_f32(d) * F::UNIT;
-        let groups = levels.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<16>().0);
-        for ((levels, out), scale) in groups.zip(scales) {
-            // With the sign bit flipped a byte is its number plus 128.
-            let q = levels.map(|level| level.cast_unsigned() ^ 128);
-            lanes.centred(q, 128.0, d * f32::from(scale), out);
-        }
+        Levels { levels, scales: map(scales, |scale| d * f32::from(scale)), offsets: [0.0; 16] }
     }
 }
 
-impl Levels {
+impl ScaledLevels {
     #[inline(always)]
     fn new(d: u16, scales: [u8; 16]) -> Self {
-        Levels { d, scales, levels: [0; 256] }
+        ScaledLevels { d, scales, levels: [0; 256] }
     }
 
     /// Entry `index` of the block is `entry`, negative where bit `i` of `signs` is set.
@@ -115,7 +110,7 @@ fn seven_signs(bits: u32) -> u8 {
 /// Odd numbers, from nibbles.
 #[inline(always)]
 fn odd_scales(nibbles: &[u8; 8]) -> [u8; 16] {
-    array::from_fn(|group| 2 * (nibbles[group / 2] >> (4 * (group % 2)) & 15) + 1)
+    array_of(|group| 2 * (nibbles[group / 2] >> (4 * (group % 2)) & 15) + 1)
 }
 
 #[inline(always)]
@@ -132,14 +127,14 @@ fn u32_at(block: &[u8], start: usize) -> u32 {
 /// and a scale.
 pub struct IQ2XXS;
 
-impl LevelBlocks<66> for IQ2XXS {
+impl GridBlocks<66> for IQ2XXS {
     const UNIT: f32 = 0.125;
 
     #[inline(always)]
-    fn unpack(block: &[u8; 66]) -> Levels {
+    fn read(block: &[u8; 66]) -> ScaledLevels {
         let word = |group: usize| u32_at(block, 2 + 8 * group + 4);
-        let scales = array::from_fn(|i| 2 * (word(i / 2) >> 28) as u8 + 1);
-        let mut out = Levels::new(u16_at(block, 0), scales);
+        let scales = array_of(|i| 2 * (word(i / 2) >> 28) as u8 + 1);
+        let mut out = ScaledLevels::new(u16_at(block, 0), scales);
         for i in 0..32 {
             let entry = block[2 + i / 4 * 8 + i % 4];
             out.put(i, &IQ2_XXS[usize::from(entry)], seven_signs(word(i / 4) >> (7 * (i % 4))));
@@ -151,12 +146,12 @@ impl LevelBlocks<66> for IQ2XXS {
 /// `d`; of each eight elements nine bits of an entry and seven of signs; scales of 16 groups.
 pub struct IQ2XS;
 
-impl LevelBlocks<74> for IQ2XS {
+impl GridBlocks<74> for IQ2XS {
     const UNIT: f32 = 0.125;
 
     #[inline(always)]
-    fn unpack(block: &[u8; 74]) -> Levels {
-        let mut out = Levels::new(u16_at(block, 0), odd_scales(field(block, 66)));
+    fn read(block: &[u8; 74]) -> ScaledLevels {
+        let mut out = ScaledLevels::new(u16_at(block, 0), odd_scales(field(block, 66)));
         for i in 0..32 {
             let bits = u16_at(block, 2 + 2 * i);
             out.put(i, &IQ2_XS[usize::from(bits & 511)], seven_signs(u32::from(bits >> 9)));
@@ -168,12 +163,12 @@ impl LevelBlocks<74> for IQ2XS {
 /// `d`; low bytes of 32 entries, their signs, their two high bits; scales of 16 groups.
 pub struct IQ2S;
 
-impl LevelBlocks<82> for IQ2S {
+impl GridBlocks<82> for IQ2S {
     const UNIT: f32 = 0.125;
 
     #[inline(always)]
-    fn unpack(block: &[u8; 82]) -> Levels {
-        let mut out = Levels::new(u16_at(block, 0), odd_scales(field(block, 74)));
+    fn read(block: &[u8; 82]) -> ScaledLevels {
+        let mut out = ScaledLevels::new(u16_at(block, 0), odd_scales(field(block, 74)));
         for i in 0..32 {
             let high = usize::from(block[66 + i / 4] >> (2 * (i % 4)) & 3) << 8;
             out.put(i, &IQ2_S[usize::from(block[2 + i]) | high], block[34 + i]);
@@ -186,14 +181,14 @@ impl LevelBlocks<82> for IQ2S {
 /// scale.
 pub struct IQ3XXS;
 
-impl LevelBlocks<98> for IQ3XXS {
+impl GridBlocks<98> for IQ3XXS {
     const UNIT: f32 = 0.5;
 
     #[inline(always)]
-    fn unpack(block: &[u8; 98]) -> Levels {
+    fn read(block: &[u8; 98]) -> ScaledLevels {
         let word = |group: usize| u32_at(block, 66 + 4 * group);
-        let scales = array::from_fn(|i| 2 * (word(i / 2) >> 28) as u8 + 1);
-        let mut out = Levels::new(u16_at(block, 0), scales);
+        let scales = array_of(|i| 2 * (word(i / 2) >> 28) as u8 + 1);
+        let mut out = ScaledLevels::new(u16_at(block, 0), scales);
         for i in 0..64 {
             let signs = seven_signs(word(i / 8) >> (7 * (i / 2 % 4)));
             out.put(i, &IQ3_XXS[usize::from(block[2 + i])], signs >> (4 * (i % 2)));
@@ -205,13 +200,13 @@ impl LevelBlocks<98> for IQ3XXS {
 /// `d`; low bytes of 64 entries, their ninth bits; signs; scales of 8 groups.
 pub struct IQ3S;
 
-impl LevelBlocks<110> for IQ3S {
+impl GridBlocks<110> for IQ3S {
     const UNIT: f32 = 1.0;
 
     #[inline(always)]
-    fn unpack(block: &[u8; 110]) -> Levels {
-        let scales = array::from_fn(|i| 2 * (block[106 + i / 4] >> (4 * (i / 2 % 2)) & 15) + 1);
-        let mut out = Levels::new(u16_at(block, 0), scales);
+    fn read(block: &[u8; 110]) -> ScaledLevels {
+        let scales = array_of(|i| 2 * (block[106 + i / 4] >> (4 * (i / 2 % 2)) & 15) + 1);
+        let mut out = ScaledLevels::new(u16_at(block, 0), scales);
         for i in 0..64 {
             let high = usize::from(block[66 + i / 8] >> (i % 8) & 1) << 8;
             let signs = block[74 + i / 2] >> (4 * (i % 2));
@@ -225,14 +220,14 @@ impl LevelBlocks<110> for IQ3S {
 /// three bits, and whether levels are shifted down.
 pub struct IQ1S;
 
-impl LevelBlocks<50> for IQ1S {
+impl GridBlocks<50> for IQ1S {
     const UNIT: f32 = 0.125;
 
     #[inline(always)]
-    fn unpack(block: &[u8; 50]) -> Levels {
+    fn read(block: &[u8; 50]) -> ScaledLevels {
         let bits = |group: usize| u16_at(block, 34 + 2 * group);
-        let scales = array::from_fn(|i| 2 * (bits(i / 2) >> 12 & 7) as u8 + 1);
-        let mut out = Levels::new(u16_at(block, 0), scales);
+        let scales = array_of(|i| 2 * (bits(i / 2) >> 12 & 7) as u8 + 1);
+        let mut out = ScaledLevels::new(u16_at(block, 0), scales);
         for i in 0..32 {
             let high = usize::from(bits(i / 4) >> (3 * (i % 4)) & 7) << 8;
             let entry = &IQ1[usize::from(block[2 + i]) | high];
@@ -254,14 +249,14 @@ impl IQ1M {
     }
 }
 
-impl LevelBlocks<56> for IQ1M {
+impl GridBlocks<56> for IQ1M {
     const UNIT: f32 = 0.125;
 
     #[inline(always)]
-    fn unpack(block: &[u8; 56]) -> Levels {
+    fn read(block: &[u8; 56]) -> ScaledLevels {
         let scales =
-            array::from_fn(|i| 2 * (u16_at(block, 48 + i / 4 * 2) >> (3 * (i % 4)) & 7) as u8 + 1);
-        let mut out = Levels::new(IQ1M::d(block), scales);
+            array_of(|i| 2 * (u16_at(block, 48 + i / 4 * 2) >> (3 * (i % 4)) & 7) as u8 + 1);
+        let mut out = ScaledLevels::new(IQ1M::d(block), scales);
         for i in 0..32 {
             let bits = block[32 + i / 2] >> (4 * (i % 2));
             let entry = &IQ1[usize::from(block[i]) | usize::from(bits & 7) << 8];
@@ -274,12 +269,12 @@ impl LevelBlocks<56> for IQ1M {
 /// Five ternary digits a byte, the first of 160, then 80, then 16 elements far apart; `d`.
 pub struct TQ1_0;
 
-impl LevelBlocks<54> for TQ1_0 {
+impl GridBlocks<54> for TQ1_0 {
     const UNIT: f32 = 1.0;
 
     #[inline(always)]
-    fn unpack(block: &[u8; 54]) -> Levels {
-        let mut out = Levels::new(u16_at(block, 52), [1; 16]);
+    fn read(block: &[u8; 54]) -> ScaledLevels {
+        let mut out = ScaledLevels::new(u16_at(block, 52), [1; 16]);
         for (i, out) in out.levels.iter_mut().enumerate() {
             let (byte, digit) = match i {
                 0..160 => (i % 32, i / 32),
@@ -297,12 +292,12 @@ impl LevelBlocks<54> for TQ1_0 {
 /// Two-bit elements, 32 elements in the lowest ones of as many bytes; `d`.
 pub struct TQ2_0;
 
-impl LevelBlocks<66> for TQ2_0 {
+impl GridBlocks<66> for TQ2_0 {
     const UNIT: f32 = 1.0;
 
     #[inline(always)]
-    fn unpack(block: &[u8; 66]) -> Levels {
-        let mut out = Levels::new(u16_at(block, 64), [1; 16]);
+    fn read(block: &[u8; 66]) -> ScaledLevels {
+        let mut out = ScaledLevels::new(u16_at(block, 64), [1; 16]);
         for (i, out) in out.levels.iter_mut().enumerate() {
             *out = (block[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) as i8 - 1;
         }

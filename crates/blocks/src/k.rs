@@ -1,37 +1,42 @@
 //! The formats of 256 elements in groups of 16 or 32, each with a scale of its own in a few bits.
 //!
-//! The low bits of `2 * k` groups share the same bytes at different shifts, so a format is written
-//! group by group: which bytes, which shift, which scale. `d` and `dmin` are f16.
+//! Groups share bytes at different shifts, so a format is written by runs of 32 elements: which
+//! bytes, which shift. `d` and `dmin` are f16.
 
-use super::{Blocks, Codec, Lanes, field, half_at, halves};
+use super::lanes::{array_of, map};
+use super::{Blocks, Codec, Lanes, Levels, field, half_at};
 use gpu_types::BlockFormat;
-use std::array;
 
 /// The formats here.
 pub(super) const CODECS: &[(BlockFormat, Codec)] = &[
-    (BlockFormat::Q2_K, Codec::of_blocks::<Q2K, _, _>()),
-    (BlockFormat::Q3_K, Codec::of_blocks::<Q3K, _, _>()),
-    (BlockFormat::Q4_K, Codec::of_blocks::<Q4K, _, _>()),
-    (BlockFormat::Q5_K, Codec::of_blocks::<Q5K, _, _>()),
-    (BlockFormat::Q6_K, Codec::of_blocks::<Q6K, _, _>()),
+    (BlockFormat::Q2_K, Codec::of_blocks::<Q2K, _, _, _>()),
+    (BlockFormat::Q3_K, Codec::of_blocks::<Q3K, _, _, _>()),
+    (BlockFormat::Q4_K, Codec::of_blocks::<Q4K, _, _, _>()),
+    (BlockFormat::Q5_K, Codec::of_blocks::<Q5K, _, _, _>()),
+    (BlockFormat::Q6_K, Codec::of_blocks::<Q6K, _, _, _>()),
 ];
 
 /// Scales and minima of 16 groups (a nibble each), two-bit elements, `d`, `dmin`:
 /// `d * scale * q - dmin * min`.
 pub struct Q2K;
 
-impl Blocks<84, 256> for Q2K {
+impl Blocks<84, 256, 16> for Q2K {
+    const HAS_OFFSETS: bool = true;
+
     #[inline(always)]
-    fn decode(lanes: impl Lanes, block: &[u8; 84], out: &mut [f32; 256]) {
-        let scales: &[u8; 16] = field(block, 0);
+    fn unpack(lanes: impl Lanes, block: &[u8; 84]) -> Levels<256, 16> {
+        let packed: &[u8; 16] = field(block, 0);
         let low_bits: &[u8; 64] = field(block, 16);
         let (d, dmin) = (half_at(lanes, block, 80), half_at(lanes, block, 82));
-        for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let (first, shift) = two_bit_group(group);
-            let scale = d * f32::from(scales[group] & 15);
-            let min = dmin * f32::from(scales[group] >> 4);
-            let q = field::<16>(low_bits, first).map(|byte| byte >> shift & 3);
-            lanes.affine(q, scale, -min, out);
+        let mut levels = [0; 256];
+        for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let low: &[u8; 32] = field(low_bits, run / 4 * 32);
+            *levels = array_of(|i| (low[i] >> (2 * (run % 4)) & 3).cast_signed());
+        }
+        Levels {
+            levels,
+            scales: map(*packed, |packed| d * f32::from(packed & 15)),
+            offsets: map(*packed, |packed| -(dmin * f32::from(packed >> 4))),
         }
     }
 }
@@ -40,23 +45,27 @@ impl Blocks<84, 256> for Q2K {
 /// `d * (scale - 32) * (q - 4)`.
 pub struct Q3K;
 
-impl Blocks<110, 256> for Q3K {
+impl Blocks<110, 256, 16> for Q3K {
     #[inline(always)]
-    fn decode(lanes: impl Lanes, block: &[u8; 110], out: &mut [f32; 256]) {
+    fn unpack(lanes: impl Lanes, block: &[u8; 110]) -> Levels<256, 16> {
         let high_bits: &[u8; 32] = field(block, 0);
         let low_bits: &[u8; 64] = field(block, 32);
         let scales: &[u8; 12] = field(block, 96);
         let d = half_at(lanes, block, 108);
-        for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let low_scale = scales[group % 8] >> (4 * (group / 8)) & 15;
-            let high_scale = scales[8 + group % 4] >> (2 * (group / 4)) & 3;
-            let scale = d * (i32::from(low_scale | high_scale << 4) - 32) as f32;
-            let (first, shift) = two_bit_group(group);
-            let low: &[u8; 16] = field(low_bits, first);
-            let high: &[u8; 16] = field(high_bits, first % 32);
-            let q = array::from_fn(|i| (low[i] >> shift & 3) | (high[i] >> (group / 2) & 1) << 2);
-            lanes.centred(q, 4.0, scale, out);
+        let mut levels = [0; 256];
+        for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let low: &[u8; 32] = field(low_bits, run / 4 * 32);
+            *levels = array_of(|i| {
+                let q = (low[i] >> (2 * (run % 4)) & 3) | (high_bits[i] >> run & 1) << 2;
+                q.cast_signed() - 4
+            });
         }
+        let scales: [u8; 16] = array_of(|group| {
+            let low = scales[group % 8] >> (4 * (group / 8)) & 15;
+            low | (scales[8 + group % 4] >> (2 * (group / 4)) & 3) << 4
+        });
+        let scales = map(scales, |scale| d * f32::from(scale.cast_signed() - 32));
+        Levels { levels, scales, offsets: [0.0; 16] }
     }
 }
 
@@ -64,44 +73,42 @@ impl Blocks<110, 256> for Q3K {
 /// `d * scale * q - dmin * min`.
 pub struct Q4K;
 
-impl Blocks<144, 256> for Q4K {
+impl Blocks<144, 256, 8> for Q4K {
+    const HAS_OFFSETS: bool = true;
+
     #[inline(always)]
-    fn decode(lanes: impl Lanes, block: &[u8; 144], out: &mut [f32; 256]) {
-        let (d, dmin) = (half_at(lanes, block, 0), half_at(lanes, block, 2));
+    fn unpack(lanes: impl Lanes, block: &[u8; 144]) -> Levels<256, 8> {
         let nibbles: &[u8; 128] = field(block, 16);
-        for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let (scale, min) = six_bit_scale_and_min(field(block, 4), group);
-            let (scale, min) = (d * scale, dmin * min);
-            for (half, out) in halves(out).into_iter().enumerate() {
-                let bytes: &[u8; 16] = field(nibbles, group / 2 * 32 + half * 16);
-                let q = bytes.map(|byte| byte >> (4 * (group % 2)) & 15);
-                lanes.affine(q, scale, -min, out);
-            }
+        let mut levels = [0; 256];
+        for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let low: &[u8; 32] = field(nibbles, run / 2 * 32);
+            *levels = array_of(|i| (low[i] >> (4 * (run % 2)) & 15).cast_signed());
         }
+        let (scales, offsets) = scales_and_offsets(lanes, field(block, 0));
+        Levels { levels, scales, offsets }
     }
 }
 
 /// As [`Q4K`], with 256 fifth bits between scales and nibbles.
 pub struct Q5K;
 
-impl Blocks<176, 256> for Q5K {
+impl Blocks<176, 256, 8> for Q5K {
+    const HAS_OFFSETS: bool = true;
+
     #[inline(always)]
-    fn decode(lanes: impl Lanes, block: &[u8; 176], out: &mut [f32; 256]) {
-        let (d, dmin) = (half_at(lanes, block, 0), half_at(lanes, block, 2));
+    fn unpack(lanes: impl Lanes, block: &[u8; 176]) -> Levels<256, 8> {
         let high_bits: &[u8; 32] = field(block, 16);
         let nibbles: &[u8; 128] = field(block, 48);
-        for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let (scale, min) = six_bit_scale_and_min(field(block, 4), group);
-            let (scale, min) = (d * scale, dmin * min);
-            for (half, out) in halves(out).into_iter().enumerate() {
-                let low: &[u8; 16] = field(nibbles, group / 2 * 32 + half * 16);
-                let high: &[u8; 16] = field(high_bits, half * 16);
-                let q = array::from_fn(|i| {
-                    (low[i] >> (4 * (group % 2)) & 15) | (high[i] >> group & 1) << 4
-                });
-                lanes.affine(q, scale, -min, out);
-            }
+        let mut levels = [0; 256];
+        for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let low: &[u8; 32] = field(nibbles, run / 2 * 32);
+            *levels = array_of(|i| {
+                let q = (low[i] >> (4 * (run % 2)) & 15) | (high_bits[i] >> run & 1) << 4;
+                q.cast_signed()
+            });
         }
+        let (scales, offsets) = scales_and_offsets(lanes, field(block, 0));
+        Levels { levels, scales, offsets }
     }
 }
 
@@ -109,46 +116,39 @@ impl Blocks<176, 256> for Q5K {
 /// `d * scale * (q - 32)`.
 pub struct Q6K;
 
-impl Blocks<210, 256> for Q6K {
+impl Blocks<210, 256, 16> for Q6K {
     #[inline(always)]
-    fn decode(lanes: impl Lanes, block: &[u8; 210], out: &mut [f32; 256]) {
+    fn unpack(lanes: impl Lanes, block: &[u8; 210]) -> Levels<256, 16> {
         let low_bits: &[u8; 128] = field(block, 0);
         let high_bits: &[u8; 64] = field(block, 128);
-        let scales: &[u8; 16] = field(block, 192);
         let d = half_at(lanes, block, 208);
-        for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            // Nibbles: 64 bytes a half of the block, its lower nibbles first.
-            let (half, in_half) = (group / 8, group % 8);
-            let low: &[u8; 16] = field(low_bits, half * 64 + in_half % 4 * 16);
-            let (first, shift) = two_bit_group(group);
-            let high: &[u8; 16] = field(high_bits, first);
-            let scale = d * f32::from(scales[group].cast_signed());
-            let q = array::from_fn(|i| {
-                (low[i] >> (4 * (in_half / 4)) & 15) | (high[i] >> shift & 3) << 4
+        let mut levels = [0; 256];
+        for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            // Each half of the block: 64 bytes, their lower nibbles first, and 32 of high bits.
+            let (half, run) = (run / 4, run % 4);
+            let low: &[u8; 32] = field(low_bits, half * 64 + run % 2 * 32);
+            let high: &[u8; 32] = field(high_bits, half * 32);
+            *levels = array_of(|i| {
+                let q = (low[i] >> (4 * (run / 2)) & 15) | (high[i] >> (2 * run) & 3) << 4;
+                q.cast_signed() - 32
             });
-            lanes.centred(q, 32.0, scale, out);
         }
+        let scales = map(*field::<16>(block, 192), |scale| d * f32::from(scale.cast_signed()));
+        Levels { levels, scales, offsets: [0.0; 16] }
     }
 }
 
-/// Where the two bits of an element of group `group` of 16 are: the first byte of the group's 16,
-/// and the shift. Each half of the block has 32 bytes, which four pairs of groups share.
+/// Scales and negative minima of eight groups: `d`, `dmin`, then six bits each, the upper two of
+/// groups 4 to 7 in the bytes of 0 to 3.
 #[inline(always)]
-fn two_bit_group(group: usize) -> (usize, usize) {
-    let (half, in_half) = (group / 8, group % 8);
-    (half * 32 + in_half % 2 * 16, 2 * (in_half / 2))
-}
-
-/// Scale and minimum of group `group` of eight: six bits each, the upper two of groups 4 to 7 in
-/// the bytes of 0 to 3.
-#[inline(always)]
-fn six_bit_scale_and_min(packed: &[u8; 12], group: usize) -> (f32, f32) {
-    let (scale, min) = match group {
-        0..4 => (packed[group] & 63, packed[group + 4] & 63),
-        _ => (
-            (packed[group + 4] & 15) | packed[group - 4] >> 6 << 4,
-            packed[group + 4] >> 4 | packed[group] >> 6 << 4,
-        ),
+fn scales_and_offsets(lanes: impl Lanes, packed: &[u8; 16]) -> ([f32; 8], [f32; 8]) {
+    let (d, dmin) = (half_at(lanes, packed, 0), half_at(lanes, packed, 2));
+    let word = |index: usize| u32::from_le_bytes(*field(packed, 4 + 4 * index));
+    let (scales, mins, both) = (word(0), word(1), word(2));
+    let bytes = |first: u32, nibbles: u32| -> [u8; 8] {
+        let second = (nibbles & 0x0F0F_0F0F) | (first >> 6 & 0x0303_0303) << 4;
+        (u64::from(first & 0x3F3F_3F3F) | u64::from(second) << 32).to_le_bytes()
     };
-    (scale.into(), min.into())
+    let scales = map(bytes(scales, both), |scale| d * f32::from(scale));
+    (scales, map(bytes(mins, both >> 4), |min| -(dmin * f32::from(min))))
 }

@@ -1,49 +1,105 @@
-//! Sixteen small integers to f32, in vector registers where the processor has them.
+//! Sixteen numbers at a time, in vector registers where the processor has them.
 
 use super::half_to_f32;
 #[cfg(target_arch = "x86_64")]
 use pulp::x86::{V3, V4};
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{__m256, __m512};
+use std::arch::x86_64::{__m128i, __m256, __m256i, __m512, __m512i};
 use std::array;
 
 /// What a block's elements are computed with. Products and sums are rounded one by one, as ggml's
-/// are.
+/// are, but for those that are named "multiply-add".
 pub trait Lanes: Copy {
     /// Sixteen f32.
-    type Sums: Copy;
+    type F32s: Copy;
+    /// Sixteen i32.
+    type I32s: Copy;
 
     /// Zeros.
-    fn zero(self) -> Self::Sums;
+    fn zero(self) -> Self::F32s;
 
-    /// `a[i] * b[i] + sums[i]`.
-    fn multiply_add(self, a: &[f32; 16], b: &[f32; 16], sums: Self::Sums) -> Self::Sums;
+    /// Zeros.
+    fn zero_i32s(self) -> Self::I32s;
 
-    /// What `sums` holds.
-    fn values(self, sums: Self::Sums) -> [f32; 16];
+    /// What `values` holds.
+    fn load(self, values: &[f32; 16]) -> Self::F32s;
 
-    /// `q[i]` as f32.
-    fn widen(self, q: [u8; 16], out: &mut [f32; 16]);
+    /// Adds the products of both 16-bit halves of `a[i]` and `b` to lane `i`.
+    fn multiply_add_halves(self, a: &[i32; 16], b: i32, acc: Self::I32s) -> Self::I32s;
+
+    /// `ints[i] * (scales[i] * factor) + acc[i]`, with multiply-add.
+    fn scale_add(
+        self,
+        ints: Self::I32s,
+        scales: &[f32; 16],
+        factor: f32,
+        acc: Self::F32s,
+    ) -> Self::F32s;
+
+    /// `a[i] * b[i] + acc[i]`.
+    fn multiply_add(self, a: &[f32; 16], b: &[f32; 16], acc: Self::F32s) -> Self::F32s;
+
+    /// Lane `i` gets the products of elements `2 * i` and `2 * i + 1`, times `scales[i / 8]`, with
+    /// multiply-add. The sum of two products is exact.
+    fn multiply_add_pairs(
+        self,
+        levels: &[i8; 32],
+        x: &[i16; 32],
+        scales: [f32; 2],
+        acc: Self::F32s,
+    ) -> Self::F32s;
+
+    /// What `acc` holds.
+    fn values(self, acc: Self::F32s) -> [f32; 16];
+
+    /// `levels[i]` as f32.
+    fn widen(self, levels: &[i8; 16], out: &mut [f32; 16]);
+
+    /// Sixteen f16, little-endian.
+    #[inline(always)]
+    fn widen_halves(self, stored: &[[u8; 2]; 16]) -> [f32; 16] {
+        array_of(|i| half_to_f32(u16::from_le_bytes(stored[i])))
+    }
+
+    /// `table[indices[i]]`, of indices below 16.
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16], indices: [u8; 16]) -> [i8; 16] {
+        array_of(|i| table[usize::from(indices[i] & 15)])
+    }
 
     /// The number of an f16.
     #[inline(always)]
     fn half_to_f32(self, bits: u16) -> f32 {
         half_to_f32(bits)
     }
+}
 
-    /// `scale * q[i] + offset`.
-    #[inline(always)]
-    fn affine(self, q: [u8; 16], scale: f32, offset: f32, out: &mut [f32; 16]) {
-        self.widen(q, out);
-        out.iter_mut().for_each(|out| *out = scale * *out + offset);
-    }
+/// The sum of sixteen numbers, by halves.
+#[inline(always)]
+pub fn sum(values: [f32; 16]) -> f32 {
+    let eight: [f32; 8] = array_of(|i| values[i] + values[i + 8]);
+    let four: [f32; 4] = array_of(|i| eight[i] + eight[i + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
+}
 
-    /// `scale * (q[i] - zero)`.
-    #[inline(always)]
-    fn centred(self, q: [u8; 16], zero: f32, scale: f32, out: &mut [f32; 16]) {
-        self.widen(q, out);
-        out.iter_mut().for_each(|out| *out = scale * (*out - zero));
-    }
+/// The array of `f(i)`: a loop that the compiler vectorises, where it calls `array::from_fn`.
+#[inline(always)]
+pub fn array_of<T: Copy + Default, const N: usize>(f: impl Fn(usize) -> T) -> [T; N] {
+    let mut out = [T::default(); N];
+    out.iter_mut().enumerate().for_each(
+        #[inline(always)]
+        |(i, out)| *out = f(i),
+    );
+    out
+}
+
+/// As `array.map(f)`, likewise.
+#[inline(always)]
+pub fn map<A: Copy, T: Copy + Default, const N: usize>(
+    array: [A; N],
+    f: impl Fn(A) -> T,
+) -> [T; N] {
+    array_of(|i| f(array[i]))
 }
 
 /// Without vector registers, or with those that the compiler may use everywhere.
@@ -51,7 +107,8 @@ pub trait Lanes: Copy {
 pub struct Portable;
 
 impl Lanes for Portable {
-    type Sums = [f32; 16];
+    type F32s = [f32; 16];
+    type I32s = [i32; 16];
 
     #[inline(always)]
     fn zero(self) -> [f32; 16] {
@@ -59,24 +116,64 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn multiply_add(self, a: &[f32; 16], b: &[f32; 16], sums: [f32; 16]) -> [f32; 16] {
-        array::from_fn(|i| a[i] * b[i] + sums[i])
+    fn zero_i32s(self) -> [i32; 16] {
+        [0; 16]
     }
 
     #[inline(always)]
-    fn values(self, sums: [f32; 16]) -> [f32; 16] {
-        sums
+    fn load(self, values: &[f32; 16]) -> [f32; 16] {
+        *values
     }
 
     #[inline(always)]
-    fn widen(self, q: [u8; 16], out: &mut [f32; 16]) {
-        out.iter_mut().zip(q).for_each(|(out, q)| *out = f32::from(q));
+    fn multiply_add_halves(self, a: &[i32; 16], b: i32, acc: [i32; 16]) -> [i32; 16] {
+        let product = |a: i32| i32::from(a as i16) * i32::from(b as i16) + (a >> 16) * (b >> 16);
+        array::from_fn(|i| acc[i] + product(a[i]))
+    }
+
+    #[inline(always)]
+    fn scale_add(
+        self,
+        ints: [i32; 16],
+        scales: &[f32; 16],
+        factor: f32,
+        acc: [f32; 16],
+    ) -> [f32; 16] {
+        array::from_fn(|i| ints[i] as f32 * (scales[i] * factor) + acc[i])
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, a: &[f32; 16], b: &[f32; 16], acc: [f32; 16]) -> [f32; 16] {
+        array::from_fn(|i| a[i] * b[i] + acc[i])
+    }
+
+    #[inline(always)]
+    fn multiply_add_pairs(
+        self,
+        levels: &[i8; 32],
+        x: &[i16; 32],
+        scales: [f32; 2],
+        acc: [f32; 16],
+    ) -> [f32; 16] {
+        let product = |i: usize| i32::from(levels[i]) * i32::from(x[i]);
+        array::from_fn(|i| (product(2 * i) + product(2 * i + 1)) as f32 * scales[i / 8] + acc[i])
+    }
+
+    #[inline(always)]
+    fn values(self, acc: [f32; 16]) -> [f32; 16] {
+        acc
+    }
+
+    #[inline(always)]
+    fn widen(self, levels: &[i8; 16], out: &mut [f32; 16]) {
+        out.iter_mut().zip(levels).for_each(|(out, &level)| *out = f32::from(level));
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Lanes for V3 {
-    type Sums = [__m256; 2];
+    type F32s = [__m256; 2];
+    type I32s = [__m256i; 2];
 
     #[inline(always)]
     fn zero(self) -> [__m256; 2] {
@@ -84,29 +181,85 @@ impl Lanes for V3 {
     }
 
     #[inline(always)]
-    fn multiply_add(self, a: &[f32; 16], b: &[f32; 16], sums: [__m256; 2]) -> [__m256; 2] {
+    fn zero_i32s(self) -> [__m256i; 2] {
+        [self.avx._mm256_setzero_si256(); 2]
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; 16]) -> [__m256; 2] {
+        pulp::cast(*values)
+    }
+
+    #[inline(always)]
+    fn multiply_add_halves(self, a: &[i32; 16], b: i32, acc: [__m256i; 2]) -> [__m256i; 2] {
+        let a: [__m256i; 2] = pulp::cast(*a);
+        let b = self.avx._mm256_set1_epi32(b);
+        array::from_fn(|i| self.avx2._mm256_add_epi32(acc[i], self.avx2._mm256_madd_epi16(a[i], b)))
+    }
+
+    #[inline(always)]
+    fn scale_add(
+        self,
+        ints: [__m256i; 2],
+        scales: &[f32; 16],
+        factor: f32,
+        acc: [__m256; 2],
+    ) -> [__m256; 2] {
+        let scales: [__m256; 2] = pulp::cast(*scales);
+        let factor = self.avx._mm256_set1_ps(factor);
+        array::from_fn(|i| {
+            let scale = self.avx._mm256_mul_ps(scales[i], factor);
+            self.fma._mm256_fmadd_ps(self.avx._mm256_cvtepi32_ps(ints[i]), scale, acc[i])
+        })
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, a: &[f32; 16], b: &[f32; 16], acc: [__m256; 2]) -> [__m256; 2] {
         let [a, b]: [[__m256; 2]; 2] = [pulp::cast(*a), pulp::cast(*b)];
-        array::from_fn(|i| self.fma._mm256_fmadd_ps(a[i], b[i], sums[i]))
+        array::from_fn(|i| self.fma._mm256_fmadd_ps(a[i], b[i], acc[i]))
     }
 
     #[inline(always)]
-    fn values(self, sums: [__m256; 2]) -> [f32; 16] {
-        pulp::cast(sums)
+    fn multiply_add_pairs(
+        self,
+        levels: &[i8; 32],
+        x: &[i16; 32],
+        scales: [f32; 2],
+        acc: [__m256; 2],
+    ) -> [__m256; 2] {
+        let levels: [__m128i; 2] = pulp::cast(*levels);
+        let x: [_; 2] = pulp::cast(*x);
+        array::from_fn(|i| {
+            let levels = self.avx2._mm256_cvtepi8_epi16(levels[i]);
+            let pairs = self.avx._mm256_cvtepi32_ps(self.avx2._mm256_madd_epi16(levels, x[i]));
+            self.fma._mm256_fmadd_ps(pairs, self.avx._mm256_set1_ps(scales[i]), acc[i])
+        })
     }
 
     #[inline(always)]
-    fn widen(self, q: [u8; 16], out: &mut [f32; 16]) {
-        let low = pulp::cast(q);
+    fn values(self, acc: [__m256; 2]) -> [f32; 16] {
+        pulp::cast(acc)
+    }
+
+    #[inline(always)]
+    fn widen(self, levels: &[i8; 16], out: &mut [f32; 16]) {
+        let low = pulp::cast(*levels);
         let high = self.sse2._mm_unpackhi_epi64(low, low);
-        for (q, out) in [low, high].into_iter().zip(out.as_chunks_mut::<8>().0) {
-            *out = pulp::cast(self.avx._mm256_cvtepi32_ps(self.avx2._mm256_cvtepu8_epi32(q)));
+        for (levels, out) in [low, high].into_iter().zip(out.as_chunks_mut::<8>().0) {
+            *out = pulp::cast(self.avx._mm256_cvtepi32_ps(self.avx2._mm256_cvtepi8_epi32(levels)));
         }
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16], indices: [u8; 16]) -> [i8; 16] {
+        pulp::cast(self.ssse3._mm_shuffle_epi8(pulp::cast(*table), pulp::cast(indices)))
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Lanes for V4 {
-    type Sums = __m512;
+    type F32s = __m512;
+    type I32s = __m512i;
 
     #[inline(always)]
     fn zero(self) -> __m512 {
@@ -114,19 +267,68 @@ impl Lanes for V4 {
     }
 
     #[inline(always)]
-    fn multiply_add(self, a: &[f32; 16], b: &[f32; 16], sums: __m512) -> __m512 {
-        self.avx512f._mm512_fmadd_ps(pulp::cast(*a), pulp::cast(*b), sums)
+    fn zero_i32s(self) -> __m512i {
+        self.avx512f._mm512_setzero_si512()
     }
 
     #[inline(always)]
-    fn values(self, sums: __m512) -> [f32; 16] {
-        pulp::cast(sums)
+    fn load(self, values: &[f32; 16]) -> __m512 {
+        pulp::cast(*values)
     }
 
     #[inline(always)]
-    fn widen(self, q: [u8; 16], out: &mut [f32; 16]) {
-        let q = self.avx512f._mm512_cvtepu8_epi32(pulp::cast(q));
-        *out = pulp::cast(self.avx512f._mm512_cvtepi32_ps(q));
+    fn multiply_add_halves(self, a: &[i32; 16], b: i32, acc: __m512i) -> __m512i {
+        let b = self.avx512f._mm512_set1_epi32(b);
+        let products = self.avx512bw._mm512_madd_epi16(pulp::cast(*a), b);
+        self.avx512f._mm512_add_epi32(acc, products)
+    }
+
+    #[inline(always)]
+    fn scale_add(self, ints: __m512i, scales: &[f32; 16], factor: f32, acc: __m512) -> __m512 {
+        let factor = self.avx512f._mm512_set1_ps(factor);
+        let scales = self.avx512f._mm512_mul_ps(pulp::cast(*scales), factor);
+        self.avx512f._mm512_fmadd_ps(self.avx512f._mm512_cvtepi32_ps(ints), scales, acc)
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, a: &[f32; 16], b: &[f32; 16], acc: __m512) -> __m512 {
+        self.avx512f._mm512_fmadd_ps(pulp::cast(*a), pulp::cast(*b), acc)
+    }
+
+    #[inline(always)]
+    fn multiply_add_pairs(
+        self,
+        levels: &[i8; 32],
+        x: &[i16; 32],
+        [first, second]: [f32; 2],
+        acc: __m512,
+    ) -> __m512 {
+        let levels = self.avx512bw._mm512_cvtepi8_epi16(pulp::cast(*levels));
+        let pairs = self.avx512bw._mm512_madd_epi16(levels, pulp::cast(*x));
+        let [first, second] = [first, second].map(|scale| self.avx512f._mm512_set1_ps(scale));
+        let scales = self.avx512f._mm512_mask_blend_ps(0xFF00, first, second);
+        self.avx512f._mm512_fmadd_ps(self.avx512f._mm512_cvtepi32_ps(pairs), scales, acc)
+    }
+
+    #[inline(always)]
+    fn values(self, acc: __m512) -> [f32; 16] {
+        pulp::cast(acc)
+    }
+
+    #[inline(always)]
+    fn widen(self, levels: &[i8; 16], out: &mut [f32; 16]) {
+        let levels = self.avx512f._mm512_cvtepi8_epi32(pulp::cast(*levels));
+        *out = pulp::cast(self.avx512f._mm512_cvtepi32_ps(levels));
+    }
+
+    #[inline(always)]
+    fn widen_halves(self, stored: &[[u8; 2]; 16]) -> [f32; 16] {
+        pulp::cast(self.avx512f._mm512_cvtph_ps(pulp::cast(*stored)))
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16], indices: [u8; 16]) -> [i8; 16] {
+        pulp::cast(self.ssse3._mm_shuffle_epi8(pulp::cast(*table), pulp::cast(indices)))
     }
 
     #[inline(always)]

@@ -14,9 +14,12 @@ mod k;
 mod lanes;
 mod legacy;
 mod plain;
+mod products;
 mod quantize;
+mod tiles;
 
 use lanes::{Lanes, Portable};
+use plain::Plain;
 use std::marker::PhantomData;
 
 use gpu_types::BlockFormat;
@@ -26,7 +29,9 @@ use gpu_types::Dtype;
 pub use pulp::Arch;
 
 pub use expand::{Expander, expander};
+pub use products::{IntegerRows, Products};
 pub use quantize::quantizer;
+pub use tiles::{TILE_COLUMNS, TILE_ROWS, Tile};
 
 /// Codecs of each family of formats.
 const CODECS: [&[(BlockFormat, Codec)]; 4] =
@@ -36,32 +41,56 @@ const CODECS: [&[(BlockFormat, Codec)]; 4] =
 /// scales of E4M3 are not in it.
 pub type Decoder = fn(Arch, &[u8], &mut [f32]);
 
-/// A format in blocks of `ELEMS` elements, `BYTES` bytes each.
-trait Blocks<const BYTES: usize, const ELEMS: usize> {
-    /// Converts a block.
-    fn decode(lanes: impl Lanes, block: &[u8; BYTES], out: &mut [f32; ELEMS]);
+/// A block's elements: `scales[group] * levels[i] + offsets[group]`, of as many groups as there are
+/// scales, equal parts of the block that follow each other.
+struct Levels<const ELEMS: usize, const GROUPS: usize> {
+    levels: [i8; ELEMS],
+    scales: [f32; GROUPS],
+    /// Zeros in formats without.
+    offsets: [f32; GROUPS],
 }
 
-/// Inner products of rows of whole blocks, one after the other, and of a vector.
-pub type BlockProducts = fn(Arch, &[u8], &[f32], &mut [f32]);
+/// A format in blocks of `ELEMS` elements, `BYTES` bytes each, with a scale for each of `GROUPS`
+/// groups.
+trait Blocks<const BYTES: usize, const ELEMS: usize, const GROUPS: usize> {
+    /// Whether groups have offsets.
+    const HAS_OFFSETS: bool = false;
+
+    /// What a block holds.
+    fn unpack(lanes: impl Lanes, block: &[u8; BYTES]) -> Levels<ELEMS, GROUPS>;
+}
+
+/// Unpacks whole blocks: levels, and scales and offsets of their groups.
+type Unpacker = fn(Arch, &[u8], &mut [i8], &mut [f32], &mut [f32]);
+
+/// A format whose elements are small integers with scales.
+#[derive(Clone, Copy)]
+pub struct IntegerFormat {
+    unpack: Unpacker,
+    block_bytes: usize,
+    block_elems: usize,
+    /// Elements that share a scale: 16 or 32.
+    group: usize,
+    has_offsets: bool,
+}
 
 /// What is computed with stored elements.
 #[derive(Clone, Copy)]
 pub struct Codec {
     /// Conversion of the elements to f32.
     pub decode: Decoder,
-    /// Inner products, of a format in blocks: nothing but a block is converted at a time.
-    pub products: Option<BlockProducts>,
+    /// The integers, of a format in blocks.
+    pub integers: Option<IntegerFormat>,
 }
 
 impl Codec {
     /// That of `dtype`, if it is one that weights are stored in.
     pub fn of(dtype: Dtype) -> Option<Self> {
         Some(match dtype {
-            Dtype::F32 => Codec::of_blocks::<plain::F32, _, _>(),
-            Dtype::F16 => Codec::of_blocks::<plain::F16, _, _>(),
-            Dtype::BF16 => Codec::of_blocks::<plain::BF16, _, _>(),
-            Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => Codec::of_blocks::<plain::E4M3, _, _>(),
+            Dtype::F32 => Codec::of_plain::<plain::F32, _>(),
+            Dtype::F16 => Codec { decode: decode_f16, integers: None },
+            Dtype::BF16 => Codec::of_plain::<plain::BF16, _>(),
+            Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => Codec::of_plain::<plain::E4M3, _>(),
             Dtype::Blocks(format) => {
                 let mut codecs = CODECS.iter().copied().flatten();
                 codecs.find(|(of, _)| *of == format).expect("every format has one").1
@@ -70,10 +99,24 @@ impl Codec {
         })
     }
 
-    const fn of_blocks<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>() -> Self {
-        let is_plain = ELEMS == 1;
-        let products: BlockProducts = products::<F, _, _>;
-        Codec { decode: decode::<F, _, _>, products: if is_plain { None } else { Some(products) } }
+    const fn of_plain<F: Plain<BYTES>, const BYTES: usize>() -> Self {
+        Codec { decode: decode_plain::<F, _>, integers: None }
+    }
+
+    const fn of_blocks<
+        F: Blocks<BYTES, ELEMS, GROUPS>,
+        const BYTES: usize,
+        const ELEMS: usize,
+        const GROUPS: usize,
+    >() -> Self {
+        let integers = IntegerFormat {
+            unpack: unpack::<F, _, _, _>,
+            block_bytes: BYTES,
+            block_elems: ELEMS,
+            group: ELEMS / GROUPS,
+            has_offsets: F::HAS_OFFSETS,
+        };
+        Codec { decode: decode::<F, _, _, _>, integers: Some(integers) }
     }
 }
 
@@ -87,14 +130,38 @@ trait WithLanes {
     fn run(self, lanes: impl Lanes);
 }
 
+#[cfg(target_arch = "x86_64")]
+pulp::simd_type! {
+    /// V4 with dot products of integers: the compiler makes them of a product and a sum.
+    struct V4Vnni {
+        avx512f: "avx512f",
+        avx512bw: "avx512bw",
+        avx512cd: "avx512cd",
+        avx512dq: "avx512dq",
+        avx512vl: "avx512vl",
+        avx512vnni: "avx512vnni",
+        bmi1: "bmi1",
+        bmi2: "bmi2",
+        fma: "fma",
+        lzcnt: "lzcnt",
+        popcnt: "popcnt",
+    }
+}
+
 #[inline(always)]
 fn dispatch(arch: Arch, work: impl WithLanes) {
     match arch {
         #[cfg(target_arch = "x86_64")]
-        Arch::V4(simd) => simd.vectorize(
-            #[inline(always)]
-            || work.run(simd),
-        ),
+        Arch::V4(simd) => match V4Vnni::try_new() {
+            Some(vnni) => vnni.vectorize(
+                #[inline(always)]
+                || work.run(simd),
+            ),
+            None => simd.vectorize(
+                #[inline(always)]
+                || work.run(simd),
+            ),
+        },
         #[cfg(target_arch = "x86_64")]
         Arch::V3(simd) => simd.vectorize(
             #[inline(always)]
@@ -104,68 +171,119 @@ fn dispatch(arch: Arch, work: impl WithLanes) {
     }
 }
 
+/// Converts `stored`, elements of `F`.
+fn decode_plain<F: Plain<BYTES>, const BYTES: usize>(arch: Arch, stored: &[u8], out: &mut [f32]) {
+    struct Work<'a, F, const BYTES: usize>(&'a [[u8; BYTES]], &'a mut [f32], PhantomData<F>);
+    impl<F: Plain<BYTES>, const BYTES: usize> WithLanes for Work<'_, F, BYTES> {
+        #[inline(always)]
+        fn run(self, _: impl Lanes) {
+            self.1.iter_mut().zip(self.0).for_each(|(out, stored)| *out = F::read(stored));
+        }
+    }
+    dispatch(arch, Work::<F, _>(stored.as_chunks().0, out, PhantomData));
+}
+
+/// Converts f16.
+fn decode_f16(arch: Arch, stored: &[u8], out: &mut [f32]) {
+    struct Work<'a>(&'a [[u8; 2]], &'a mut [f32]);
+    impl WithLanes for Work<'_> {
+        #[inline(always)]
+        fn run(self, lanes: impl Lanes) {
+            let ((stored, stored_tail), (out, out_tail)) =
+                (self.0.as_chunks(), self.1.as_chunks_mut());
+            for (stored, out) in stored.iter().zip(out) {
+                *out = lanes.widen_halves(stored);
+            }
+            let tail = out_tail.iter_mut().zip(stored_tail);
+            tail.for_each(|(out, stored)| *out = plain::F16::read(stored));
+        }
+    }
+    dispatch(arch, Work(stored.as_chunks().0, out));
+}
+
 /// Converts `stored`, blocks of `F`.
-fn decode<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>(
+fn decode<
+    F: Blocks<BYTES, ELEMS, GROUPS>,
+    const BYTES: usize,
+    const ELEMS: usize,
+    const GROUPS: usize,
+>(
     arch: Arch,
     stored: &[u8],
     out: &mut [f32],
 ) {
     let (blocks, outs) = (stored.as_chunks().0, out.as_chunks_mut().0);
-    dispatch(arch, Decode::<F, _, _> { blocks, outs, format: PhantomData });
+    dispatch(arch, Decode::<F, _, _, GROUPS> { blocks, outs, format: PhantomData });
 }
 
-struct Decode<'a, F, const BYTES: usize, const ELEMS: usize> {
+struct Decode<'a, F, const BYTES: usize, const ELEMS: usize, const GROUPS: usize> {
     blocks: &'a [[u8; BYTES]],
     outs: &'a mut [[f32; ELEMS]],
     format: PhantomData<F>,
 }
 
-impl<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize> WithLanes
-    for Decode<'_, F, BYTES, ELEMS>
+impl<F: Blocks<BYTES, ELEMS, GROUPS>, const BYTES: usize, const ELEMS: usize, const GROUPS: usize>
+    WithLanes for Decode<'_, F, BYTES, ELEMS, GROUPS>
 {
     #[inline(always)]
     fn run(self, lanes: impl Lanes) {
         for (block, out) in self.blocks.iter().zip(self.outs) {
-            F::decode(lanes, block, out);
+            let unpacked = F::unpack(lanes, block);
+            let sixteens =
+                out.as_chunks_mut::<16>().0.iter_mut().zip(unpacked.levels.as_chunks().0);
+            for (i, (out, levels)) in sixteens.enumerate() {
+                let group = i * GROUPS * 16 / ELEMS;
+                let (scale, offset) = (unpacked.scales[group], unpacked.offsets[group]);
+                lanes.widen(levels, out);
+                out.iter_mut().for_each(|out| *out *= scale);
+                if F::HAS_OFFSETS {
+                    out.iter_mut().for_each(|out| *out += offset);
+                }
+            }
         }
     }
 }
 
-/// `out[row]` is the product of `x` and of row `row` of `stored`, blocks of `F`.
-fn products<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>(
+/// [`Unpacker`] of blocks of `F`.
+fn unpack<
+    F: Blocks<BYTES, ELEMS, GROUPS>,
+    const BYTES: usize,
+    const ELEMS: usize,
+    const GROUPS: usize,
+>(
     arch: Arch,
     stored: &[u8],
-    x: &[f32],
-    out: &mut [f32],
+    levels: &mut [i8],
+    scales: &mut [f32],
+    offsets: &mut [f32],
 ) {
-    let (blocks, x) = (stored.as_chunks().0, x.as_chunks().0);
-    dispatch(arch, RowsTimesX::<F, _, _> { blocks, x, out, format: PhantomData });
+    let blocks = stored.as_chunks().0;
+    let (levels, scales) = (levels.as_chunks_mut().0, scales.as_chunks_mut().0);
+    let offsets = offsets.as_chunks_mut().0;
+    let format = PhantomData::<F>;
+    dispatch(arch, Unpack::<F, _, ELEMS, GROUPS> { blocks, levels, scales, offsets, format });
 }
 
-struct RowsTimesX<'a, F, const BYTES: usize, const ELEMS: usize> {
+struct Unpack<'a, F, const BYTES: usize, const ELEMS: usize, const GROUPS: usize> {
     blocks: &'a [[u8; BYTES]],
-    x: &'a [[f32; ELEMS]],
-    out: &'a mut [f32],
+    levels: &'a mut [[i8; ELEMS]],
+    scales: &'a mut [[f32; GROUPS]],
+    offsets: &'a mut [[f32; GROUPS]],
     format: PhantomData<F>,
 }
 
-impl<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize> WithLanes
-    for RowsTimesX<'_, F, BYTES, ELEMS>
+impl<F: Blocks<BYTES, ELEMS, GROUPS>, const BYTES: usize, const ELEMS: usize, const GROUPS: usize>
+    WithLanes for Unpack<'_, F, BYTES, ELEMS, GROUPS>
 {
     #[inline(always)]
     fn run(self, lanes: impl Lanes) {
-        for (row, out) in self.blocks.chunks_exact(self.x.len()).zip(self.out) {
-            let mut sums = [lanes.zero(); 2];
-            for (block, x) in row.iter().zip(self.x) {
-                let mut weights = [0.0; ELEMS];
-                F::decode(lanes, block, &mut weights);
-                let (weights, x) = (weights.as_chunks().0, x.as_chunks().0);
-                for (i, (weights, x)) in weights.iter().zip(x).enumerate() {
-                    sums[i % 2] = lanes.multiply_add(weights, x, sums[i % 2]);
-                }
+        let outs = self.levels.iter_mut().zip(self.scales).zip(self.offsets);
+        for (block, ((levels, scales), offsets)) in self.blocks.iter().zip(outs) {
+            let unpacked = F::unpack(lanes, block);
+            (*levels, *scales) = (unpacked.levels, unpacked.scales);
+            if F::HAS_OFFSETS {
+                *offsets = unpacked.offsets;
             }
-            let [even, odd] = sums.map(|sums| lanes.values(sums));
-            *out = even.iter().zip(odd).map(|(even, odd)| even + odd).sum();
         }
     }
 }
@@ -207,13 +325,6 @@ fn half_to_f32(bits: u16) -> f32 {
 #[inline(always)]
 fn field<const N: usize>(block: &[u8], start: usize) -> &[u8; N] {
     block[start..].first_chunk().expect("a field is inside its block")
-}
-
-/// The first and the second half of 32 elements.
-#[inline(always)]
-fn halves(elems: &mut [f32; 32]) -> [&mut [f32; 16]; 2] {
-    let (first, second) = elems.split_first_chunk_mut().expect("16 of 32");
-    [first, second.first_chunk_mut().expect("the other 16")]
 }
 
 /// The f16 of a block at `start`, as f32.

@@ -2,7 +2,7 @@
 
 use crate::{CpuError, host_memory};
 use blocks::fp8;
-use blocks::{BlockProducts, Codec};
+use blocks::{Codec, IntegerFormat};
 use bytemuck::try_cast_slice;
 use plan::{Dtype, Weight, WeightSource};
 use pulp::Arch;
@@ -122,9 +122,9 @@ impl<'a> StoredRows<'a> {
         self.dtype == Dtype::F32
     }
 
-    /// Inner products of the rows with a vector, for formats in blocks.
-    pub fn inner_products(&self) -> Option<BlockProducts> {
-        self.codec.products
+    /// The integers of a format in blocks.
+    pub fn integers(&self) -> Option<IntegerFormat> {
+        self.codec.integers
     }
 
     /// The rows as they are stored.

@@ -1,0 +1,196 @@
+//! Products of many rows of x with weights in blocks: tiles of the weight are unpacked and
+//! transposed, so that a vector holds as many rows of it.
+//!
+//! The arithmetic is that of [`products`](super::products), but for the order of the sums: the
+//! integers of a group are added up in 32 bits before they are scaled.
+
+use super::lanes::{Lanes, array_of};
+use super::products::PANEL_COLUMNS;
+use super::{Arch, IntegerFormat, IntegerRows, WithLanes, dispatch};
+use std::array;
+
+/// Rows of the weight in a tile: two vectors.
+pub const TILE_ROWS: usize = 32;
+/// Most columns of the weight in a tile: with the x of a few rows it stays in the first-level cache.
+pub const TILE_COLUMNS: usize = PANEL_COLUMNS;
+/// Columns that a step takes.
+const STEP: usize = 32;
+/// Rows of x whose sums are in registers.
+const BLOCK: usize = 6;
+
+/// A number of each row of a tile, as two vectors.
+type Column<T> = [[T; 16]; 2];
+
+/// A tile of a weight.
+pub struct Tile {
+    /// Pairs of levels that follow each other in a row, as 16-bit halves.
+    levels: Vec<[Column<i32>; STEP / 2]>,
+    /// Scales of groups, and offsets.
+    scales: Vec<Column<f32>>,
+    offsets: Vec<Column<f32>>,
+    format: IntegerFormat,
+    columns: usize,
+}
+
+impl Tile {
+    /// A tile of a weight in `format`, empty.
+    pub fn new(format: IntegerFormat) -> Self {
+        let zeros = vec![[[0.0; 16]; 2]; TILE_COLUMNS / format.group];
+        let levels = vec![[[[0; 16]; 2]; STEP / 2]; TILE_COLUMNS / STEP];
+        Tile { levels, scales: zeros.clone(), offsets: zeros, format, columns: 0 }
+    }
+
+    /// Takes the columns from `column` on of `rows`, at most [`TILE_ROWS`] whole rows of `width`
+    /// columns; other rows of the tile keep what they had.
+    pub fn fill(&mut self, arch: Arch, rows: &[u8], width: usize, column: usize) {
+        let format = self.format;
+        self.columns = TILE_COLUMNS.min(width - column);
+        let bytes = |columns: usize| columns / format.block_elems * format.block_bytes;
+        let mut levels = [0; TILE_COLUMNS];
+        let (mut scales, mut offsets) = ([0.0; TILE_COLUMNS / 16], [0.0; TILE_COLUMNS / 16]);
+        for (n, row) in rows.chunks_exact(bytes(width)).enumerate() {
+            let stored = &row[bytes(column)..][..bytes(self.columns)];
+            let groups = self.columns / format.group;
+            let levels = &mut levels[..self.columns];
+            let (scales, offsets) = (&mut scales[..groups], &mut offsets[..groups]);
+            (format.unpack)(arch, stored, levels, scales, offsets);
+            let (half, lane) = (n / 16, n % 16);
+            for (column, &[low, high]) in
+                self.levels.as_flattened_mut().iter_mut().zip(levels.as_chunks().0)
+            {
+                let low = i32::from(low) & 0xFFFF;
+                column[half][lane] = low | i32::from(high) << 16;
+            }
+            for (column, &scale) in self.scales.iter_mut().zip(&*scales) {
+                column[half][lane] = scale;
+            }
+            for (column, &offset) in self.offsets.iter_mut().zip(&*offsets) {
+                column[half][lane] = offset;
+            }
+        }
+    }
+
+    /// Adds the products with the columns of `x` from `column` on to `acc`, of as many rows.
+    pub fn multiply_add(
+        &self,
+        arch: Arch,
+        x: &IntegerRows,
+        column: usize,
+        acc: &mut [[f32; TILE_ROWS]],
+    ) {
+        match (self.format.group, self.format.has_offsets) {
+            (16, false) => self.run::<2, false>(arch, x, column, acc),
+            (16, true) => self.run::<2, true>(arch, x, column, acc),
+            (_, false) => self.run::<1, false>(arch, x, column, acc),
+            (_, true) => self.run::<1, true>(arch, x, column, acc),
+        }
+    }
+
+    fn run<const GROUPS: usize, const OFFSETS: bool>(
+        &self,
+        arch: Arch,
+        x: &IntegerRows,
+        column: usize,
+        acc: &mut [[f32; TILE_ROWS]],
+    ) {
+        dispatch(arch, TileTimesX::<GROUPS, OFFSETS> { tile: self, x, column, acc });
+    }
+}
+
+/// A tile with all rows of x; `GROUPS` groups in 32 columns.
+struct TileTimesX<'a, const GROUPS: usize, const OFFSETS: bool> {
+    tile: &'a Tile,
+    x: &'a IntegerRows,
+    column: usize,
+    acc: &'a mut [[f32; TILE_ROWS]],
+}
+
+impl<const GROUPS: usize, const OFFSETS: bool> WithLanes for TileTimesX<'_, GROUPS, OFFSETS> {
+    #[inline(always)]
+    fn run(self, lanes: impl Lanes) {
+        let TileTimesX { tile, x, column, acc } = self;
+        let (blocks, rest) = acc.as_chunks_mut::<BLOCK>();
+        let first_rest = blocks.len() * BLOCK;
+        for (block, acc) in blocks.iter_mut().enumerate() {
+            block_times_tile::<_, BLOCK, GROUPS, OFFSETS>(
+                lanes,
+                tile,
+                x,
+                column,
+                block * BLOCK,
+                acc,
+            );
+        }
+        for (row, acc) in rest.iter_mut().enumerate() {
+            let acc = array::from_mut(acc);
+            block_times_tile::<_, 1, GROUPS, OFFSETS>(
+                lanes,
+                tile,
+                x,
+                column,
+                first_rest + row,
+                acc,
+            );
+        }
+    }
+}
+
+/// `B` rows of x from `first` on.
+#[inline(always)]
+fn block_times_tile<L: Lanes, const B: usize, const GROUPS: usize, const OFFSETS: bool>(
+    lanes: L,
+    tile: &Tile,
+    x: &IntegerRows,
+    column: usize,
+    first: usize,
+    acc: &mut [[f32; TILE_ROWS]; B],
+) {
+    let steps = tile.columns / STEP;
+    let values: [&[[i16; STEP]]; B] = array_of(|b| &x.panel(first + b, column)[..steps]);
+    let x_scales: [&[f32]; B] = array_of(|b| &x.scales(first + b)[column / STEP..][..steps]);
+    let group = STEP / GROUPS;
+    let x_sums: [&[f32]; B] =
+        array_of(|b| &x.sums(first + b, group)[column / group..][..steps * GROUPS]);
+    let mut sums: [[L::F32s; 2]; B] = array::from_fn(|b| {
+        let halves = acc[b].as_chunks::<16>().0;
+        array::from_fn(|half| lanes.load(&halves[half]))
+    });
+    let groups =
+        tile.scales.as_chunks::<GROUPS>().0.iter().zip(tile.offsets.as_chunks::<GROUPS>().0);
+    for (step, (levels, (scales, offsets))) in tile.levels[..steps].iter().zip(groups).enumerate() {
+        for part in 0..GROUPS {
+            let mut ints = [[lanes.zero_i32s(); 2]; B];
+            let pairs = STEP / 2 / GROUPS;
+            for pair in part * pairs..(part + 1) * pairs {
+                for b in 0..B {
+                    let [low, high] = [values[b][step][2 * pair], values[b][step][2 * pair + 1]];
+                    let x = i32::from(low) & 0xFFFF | i32::from(high) << 16;
+                    for half in 0..2 {
+                        ints[b][half] =
+                            lanes.multiply_add_halves(&levels[pair][half], x, ints[b][half]);
+                    }
+                }
+            }
+            for b in 0..B {
+                for half in 0..2 {
+                    let sum = &mut sums[b][half];
+                    *sum = lanes.scale_add(
+                        ints[b][half],
+                        &scales[part][half],
+                        x_scales[b][step],
+                        *sum,
+                    );
+                    if OFFSETS {
+                        let x_sum = [x_sums[b][step * GROUPS + part]; 16];
+                        *sum = lanes.multiply_add(&offsets[part][half], &x_sum, *sum);
+                    }
+                }
+            }
+        }
+    }
+    for (acc, sums) in acc.iter_mut().zip(sums) {
+        for (acc, sums) in acc.as_chunks_mut::<16>().0.iter_mut().zip(sums) {
+            *acc = lanes.values(sums);
+        }
+    }
+}
