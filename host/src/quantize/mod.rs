@@ -5,6 +5,7 @@
 
 mod error;
 mod from_hf;
+mod importance;
 mod mix;
 #[cfg(feature = "cli")]
 mod random;
@@ -12,6 +13,7 @@ mod random;
 use std::io::Write;
 
 pub use error::QuantizeError;
+pub use importance::ImportanceMatrix;
 pub use mix::Mix;
 #[cfg(feature = "cli")]
 pub use random::{random_checkpoint, random_tensors};
