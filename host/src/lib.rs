@@ -97,6 +97,7 @@ mod files;
 mod generation;
 #[cfg(feature = "grammar")]
 mod grammar;
+pub mod imatrix;
 mod loaded;
 pub mod model;
 pub mod models;

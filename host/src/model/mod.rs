@@ -69,9 +69,10 @@ impl Decoder {
         &self.config
     }
 
-    /// The names of its tensors.
-    pub(crate) fn names(&self) -> &'static Names {
-        self.names
+    /// Each tensor's name in the checkpoint, and in GGUF.
+    pub(crate) fn gguf_names(&self) -> impl Iterator<Item = (String, String)> {
+        let names = |names: &Names| names.tensors(&self.config).into_iter().map(|(name, _)| name);
+        names(self.names).zip(names(Names::gguf(self.config.family)))
     }
 
     /// The weights.

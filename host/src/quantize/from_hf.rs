@@ -179,9 +179,8 @@ fn sampling(model: &Model) -> Vec<(&'static str, Value)> {
 /// The tensors that the model needs, under GGUF's names: GPTQ's files hold zeros for biases that it has not.
 fn tensors(model: &Model) -> Vec<Tensor<'_>> {
     let config = model.config();
-    let (from, to) = (model.decoder().names(), Names::gguf(config.family));
-    let pairs = from.tensors(config).into_iter().zip(to.tensors(config));
-    let tensors = pairs.filter_map(|((from, _), (name, _))| {
+    let to = Names::gguf(config.family);
+    let tensors = model.decoder().gguf_names().filter_map(|(from, name)| {
         let entry = model.checkpoint().tensor(&from)?;
         let data = match name.split('.').nth(2) {
             Some("attn_q") if to.interleaved_rope => Data::Heads(entry, config.num_heads),
