@@ -15,6 +15,8 @@ mod hub;
 mod hub_server;
 #[path = "cli/interrupts.rs"]
 mod interrupts;
+#[path = "cli/llama_cpp.rs"]
+mod llama_cpp;
 #[path = "cli/output.rs"]
 mod output;
 #[path = "cli/profile.rs"]

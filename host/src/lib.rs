@@ -101,6 +101,8 @@ pub mod imatrix;
 mod loaded;
 pub mod model;
 pub mod models;
+#[cfg(feature = "cli")]
+pub mod perplexity;
 pub use plan;
 #[cfg(feature = "cli")]
 pub mod profile;

@@ -248,11 +248,12 @@ fn the_default_model_tokenizes_and_predicts_as_the_golden() {
         let ids: Vec<i64> = serde_json::from_value(text["tokens"].clone()).unwrap();
         let prompt = text["text"].as_str().unwrap();
         assert_eq!(stdout(&["tokenize", "-p", prompt]), format!("{}\n", join(&ids)));
-        fs::write(&file, prompt).unwrap();
+        // The newline at the end of a file is left out.
+        fs::write(&file, format!("{prompt}\n")).unwrap();
         let file = file.to_str().unwrap();
         // A window as long as the model's context.
         let args = ["perplexity", "--device", "cpu", "--dtype", "f32", "-f", file, "-c", "0"];
-        let report = stdout(&args);
+        let report = stdout(&[&args[..], &["--all-positions"]].concat());
         let nll: f64 = report.split_whitespace().nth(2).unwrap().parse().unwrap();
         let golden = text["mean_nll"].as_f64().unwrap();
         assert!((nll - golden).abs() < 1e-3, "{nll}, golden {golden}");
@@ -268,7 +269,8 @@ fn perplexity_in_16_bits_is_close_to_the_goldens() {
     fs::write(&file, text["text"].as_str().unwrap()).unwrap();
     for (dtype, max) in [("f16", 1e-2), ("bf16", 5e-2)] {
         let file = file.to_str().unwrap();
-        let report = stdout(&["perplexity", "--device", "cpu", "--dtype", dtype, "-f", file]);
+        let args = ["perplexity", "--device", "cpu", "--dtype", dtype, "-f", file];
+        let report = stdout(&[&args[..], &["--all-positions"]].concat());
         let nll: f64 = report.split_whitespace().nth(2).unwrap().parse().unwrap();
         let golden = text["mean_nll"].as_f64().unwrap();
         assert!((nll - golden).abs() < max, "{dtype}: {nll}, golden {golden}");

@@ -10,6 +10,7 @@ mod failure;
 mod fetch;
 mod generate;
 mod grammar;
+mod imatrix;
 mod interrupt;
 mod list;
 mod logits;
@@ -80,6 +81,8 @@ enum Command {
     Validate(validate::ValidateArgs),
     /// Write a model as GGUF, with its weights in fewer bits.
     Quantize(quantize::Args),
+    /// Write how much each column of a model's weights matters on a text, for quantize --imatrix.
+    Imatrix(imatrix::Args),
     /// Turn a text into token ids, or token ids into a text.
     Tokenize(tokenize::TokenizeArgs),
     /// Time a model's prompts and generated tokens, or the GPU kernels.
@@ -116,6 +119,7 @@ pub fn main() -> ExitCode {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Imatrix(args) => imatrix::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),

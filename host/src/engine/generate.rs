@@ -73,23 +73,51 @@ impl Engine {
     /// # Errors
     /// Errors of a prompt (see [`Engine::add_request`]), [`EngineError::CacheFull`], [`EngineError::Exec`].
     pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
-        check_prompt(tokens, self.model.config().vocab_size, self.context())?;
-        let pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
-        let logits = self.logits_in(pages.pages(), tokens);
-        self.scheduler.give_back(pages);
-        logits
+        let mut logits = Vec::with_capacity(tokens.len() * self.model.config().vocab_size);
+        self.logits_from(tokens, 0, |rows| logits.extend_from_slice(rows))?;
+        Ok(logits)
     }
 
-    /// [`Engine::logits`] with the cache in `pages`.
-    fn logits_in(&mut self, pages: &[u32], tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
-        let mut logits = Vec::with_capacity(tokens.len() * self.model.config().vocab_size);
+    /// Calls `each` with the logits of the positions of `tokens` from `first` on: some rows at a time,
+    /// `[num_rows, vocab_size]`, so that no more are in memory.
+    ///
+    /// # Errors
+    /// As [`Engine::logits`].
+    pub fn logits_from(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        each: impl FnMut(&[f32]),
+    ) -> Result<(), EngineError> {
+        check_prompt(tokens, self.model.config().vocab_size, self.context())?;
+        let pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
+        let result = self.logits_in(pages.pages(), tokens, first, each);
+        self.scheduler.give_back(pages);
+        result
+    }
+
+    /// [`Engine::logits_from`] with the cache in `pages`.
+    fn logits_in(
+        &mut self,
+        pages: &[u32],
+        tokens: &[u32],
+        first: usize,
+        mut each: impl FnMut(&[f32]),
+    ) -> Result<(), EngineError> {
+        let (before, wanted) = tokens.split_at(first.min(tokens.len()));
         let mut past_len = 0;
-        for chunk in tokens.chunks(self.buckets.logit_chunk()) {
+        for chunk in before.chunks(self.buckets.max_tokens) {
             let mut inputs = StepInputs::new();
-            inputs.push_sequence(chunk, past_len, pages, 0..chunk.len());
-            logits.extend(self.run_prompts(&inputs, Want::Logits)?.logits);
+            inputs.push_sequence(chunk, past_len, pages, 0..0);
+            self.run_prompts(&inputs, Want::Nothing)?;
             past_len += chunk.len();
         }
-        Ok(logits)
+        for chunk in wanted.chunks(self.buckets.logit_chunk()) {
+            let mut inputs = StepInputs::new();
+            inputs.push_sequence(chunk, past_len, pages, 0..chunk.len());
+            each(&self.run_prompts(&inputs, Want::Logits)?.logits);
+            past_len += chunk.len();
+        }
+        Ok(())
     }
 }

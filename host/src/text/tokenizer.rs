@@ -39,6 +39,11 @@ impl Tokenizer {
         Ok(if add_special { self.with_added_around(ids) } else { ids })
     }
 
+    /// The token that `add_special` puts before a text, if it does: the beginning of sequence.
+    pub fn bos(&self) -> Option<u32> {
+        self.prefix.first().copied()
+    }
+
     /// The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary
     /// nothing. `skip_special` leaves special tokens out.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
