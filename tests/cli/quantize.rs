@@ -3,8 +3,10 @@
 use crate::support::{
     Copy, LLAMA, QWEN3, f32s, generate_json, golden_ids, join, run, stderr, stdout,
 };
-use halfwarp::weights::{Checkpoint, Origin, TensorEntry};
+use halfwarp::weights::gguf::{Metadata, TensorDescription, Value, Writer};
+use halfwarp::weights::{Checkpoint, Origin, TensorDtype, TensorEntry};
 use safetensors::SafeTensors;
+use sha2::{Digest, Sha256};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -163,10 +165,117 @@ fn a_gguf_file_is_quantised_again() {
     assert!(printed.contains("quantised already"), "{printed}");
 }
 
+/// What llama-quantize made of a golden model: every byte of its matrices, and what it recorded.
+#[test]
+fn a_file_has_the_tensors_of_llama_quantizes() {
+    let fixtures = format!("{}/../tests/fixtures", env!("CARGO_MANIFEST_DIR"));
+    let json = fs::read(format!("{fixtures}/quantized_model.json")).unwrap();
+    let all: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&json).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out.gguf").to_str().unwrap().to_owned();
+    let model = golden("gguf/qwen3.gguf");
+    for (name, want) in all {
+        let (mix, importance) = name.split_once(' ').unwrap_or((&name, ""));
+        let mix = mix.to_lowercase();
+        let mut args = vec!["quantize", &model, &out, "--type", &mix];
+        let matrix = format!("{fixtures}/importance.dat");
+        if importance == "importance" {
+            args.extend(["--imatrix", &matrix]);
+        }
+        let printed = stdout(&args);
+        let got = Checkpoint::open(&out).unwrap();
+        for (tensor, want) in want["tensors"].as_object().unwrap() {
+            let entry = got.tensor(tensor).unwrap();
+            assert_eq!(entry.dtype.to_string(), want[0].as_str().unwrap(), "{name} {tensor}");
+            let hash = Sha256::digest(entry.bytes);
+            let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(hash, want[1].as_str().unwrap(), "{name} {tensor}: other bytes");
+        }
+        let Origin::Gguf { metadata } = got.origin() else { panic!("a GGUF file") };
+        let mut recorded = want["recorded"].as_object().unwrap().clone();
+        if let Some(file) = recorded.remove("quantize.imatrix.file") {
+            assert_eq!(file, "importance.dat");
+            let got = format!("{:?}", metadata.get("quantize.imatrix.file").unwrap());
+            assert!(got.contains("importance.dat"), "{got}");
+            let is_weighted = !matches!(&*mix, "q8_0" | "mxfp4_moe");
+            assert_eq!(printed.contains("nothing on 1 of the tensors"), is_weighted, "{printed}");
+        }
+        for (key, want) in recorded {
+            let got = metadata.get(&key).unwrap();
+            let got = got.as_u64().map_or_else(|| format!("{got:?}"), |count| count.to_string());
+            assert!(got.contains(want.to_string().trim_matches('"')), "{name} {key}: {got}");
+        }
+    }
+}
+
+#[test]
+fn a_split_model_stays_split() {
+    const COUNT: usize = 3;
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str, no: usize| -> String {
+        let file = format!("{name}-{no:05}-of-{COUNT:05}.gguf");
+        dir.path().join(file).to_str().unwrap().to_owned()
+    };
+    let whole = Checkpoint::open(golden("gguf/qwen3.gguf")).unwrap();
+    let tensors: Vec<_> = whole.tensors().collect();
+    let Origin::Gguf { metadata } = whole.origin() else { panic!("a GGUF file") };
+    for (no, tensors) in tensors.chunks(tensors.len().div_ceil(COUNT)).enumerate() {
+        let mut metadata = if no == 0 { metadata.clone() } else { Metadata::default() };
+        metadata.0.extend([
+            ("split.no".to_owned(), Value::U16(no as u16)),
+            ("split.count".to_owned(), Value::U16(COUNT as u16)),
+        ]);
+        let describe = |tensor: &TensorEntry| {
+            let TensorDtype::Known(dtype) = *tensor.dtype else { panic!("it is F16 or F32") };
+            TensorDescription { name: tensor.name.to_owned(), shape: tensor.shape.to_vec(), dtype }
+        };
+        let descriptions: Vec<_> = tensors.iter().map(describe).collect();
+        let file = fs::File::create(path("in", no + 1)).unwrap();
+        let mut writer = Writer::new(file, &metadata, &descriptions).unwrap();
+        tensors.iter().for_each(|tensor| writer.tensor(tensor.bytes).unwrap());
+        writer.finish().unwrap();
+    }
+
+    let one = dir.path().join("one.gguf").to_str().unwrap().to_owned();
+    let rule = ["--type", "q4_0", "--tensor-type", "attn_v=Q5_1"];
+    stdout(&[&["quantize", &path("in", 2), &one][..], &rule].concat());
+    let out = dir.path().join("out.gguf");
+    let split = ["quantize", &path("in", 1), out.to_str().unwrap(), "--keep-split"];
+    stdout(&[&split[..], &rule].concat());
+    assert!(!out.exists());
+    let (one, got) = (Checkpoint::open(one).unwrap(), Checkpoint::open(path("out", 3)).unwrap());
+    assert_eq!(got.tensors().count(), tensors.len());
+    for (number, tensor) in tensors.iter().enumerate() {
+        let (one, got) = (one.tensor(tensor.name).unwrap(), got.tensor(tensor.name).unwrap());
+        assert!(one.dtype == got.dtype && one.bytes == got.bytes, "{}", tensor.name);
+        let is_v = tensor.name.contains("attn_v");
+        assert_eq!(got.dtype.to_string() == "Q5_1", is_v, "{}", tensor.name);
+        let no = number / tensors.len().div_ceil(COUNT) + 1;
+        assert_eq!(got.file, Path::new(&path("out", no)), "{}", tensor.name);
+    }
+    // Without the option what was split is one file: the metadata does not say otherwise.
+    let Origin::Gguf { metadata } = one.origin() else { panic!("a GGUF file") };
+    assert!(metadata.0.keys().all(|key| !key.starts_with("split.")));
+
+    let same = run(&["quantize", &path("in", 1), &path("in", 1), "--type", "q8_0"]);
+    assert!(stderr(&same).contains("the model that is read"), "{}", stderr(&same));
+    let same = run(&[
+        "quantize",
+        &path("in", 1),
+        &dir.path().join("in").display().to_string(),
+        "--keep-split",
+    ]);
+    assert!(stderr(&same).contains("the model that is read"), "{}", stderr(&same));
+}
+
 /// Refused in a line or two that say `expected`, with exit code 2, and nothing left behind.
 fn refuses(input: &str, output: &Path, mix: &str, expected: &str) {
+    refuses_options(input, output, &["--type", mix], expected);
+}
+
+fn refuses_options(input: &str, output: &Path, options: &[&str], expected: &str) {
     let existed = output.exists();
-    let result = run(&["quantize", input, output.to_str().unwrap(), "--type", mix]);
+    let result = run(&[&["quantize", input, output.to_str().unwrap()], options].concat());
     let error = stderr(&result);
     assert_eq!(result.status.code(), Some(2), "{error}");
     assert!(error.contains(expected), "wanted {expected:?} in: {error}");
@@ -211,6 +320,19 @@ fn bad_input_is_refused() {
     refuses(LLAMA, dir.path(), "q8_0", "not a regular file");
     refuses("no-such-model", &out("x.gguf"), "q8_0", "no such file");
     refuses(&golden("qwen2-window"), &out("x.gguf"), "q8_0", "sliding windows that differ");
+
+    let out_file = out("x.gguf");
+    let refuses_to = |options: &[&str], expected: &str| {
+        refuses_options(LLAMA, &out_file, options, expected);
+    };
+    refuses_to(&["--tensor-type", "attn_v=q9_9"], "no type `q9_9`");
+    refuses_to(&["--tensor-type", "attn_v"], "NAME=TYPE");
+    refuses_to(&["--keep-split"], "only a GGUF model stays split");
+    let text = format!("{}/../tests/fixtures/novel.txt", env!("CARGO_MANIFEST_DIR"));
+    refuses_to(&["--imatrix", &text], "not an importance matrix");
+    refuses_to(&["--imatrix", "no-such-file"], "no-such-file");
+    let matrix = format!("{}/../tests/fixtures/importance.dat", env!("CARGO_MANIFEST_DIR"));
+    refuses_to(&["--imatrix", &matrix], "that of another model");
 
     let file = out("whole.gguf");
     let path = file.to_str().unwrap();

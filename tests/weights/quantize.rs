@@ -2,10 +2,27 @@
 
 use crate::files::{Gguf, tests_dir};
 use halfwarp::plan::Dtype;
-use halfwarp::weights::{EncodeError, encode_elements};
+use halfwarp::weights::{EncodeError, encode_rows};
 
-/// Every format that is written, with ggml's number and the bits of a level.
-const FORMATS: [(Dtype, u32, i32); 8] = [
+/// Every format that is written, with ggml's number.
+const FORMATS: [(Dtype, u32); 13] = [
+    (Dtype::Q4_0, 2),
+    (Dtype::Q4_1, 3),
+    (Dtype::Q5_0, 6),
+    (Dtype::Q5_1, 7),
+    (Dtype::Q8_0, 8),
+    (Dtype::Q2_K, 10),
+    (Dtype::Q3_K, 11),
+    (Dtype::Q4_K, 12),
+    (Dtype::Q5_K, 13),
+    (Dtype::Q6_K, 14),
+    (Dtype::IQ4_NL, 20),
+    (Dtype::IQ4_XS, 23),
+    (Dtype::MXFP4, 39),
+];
+
+/// Those whose levels are evenly spaced and many, with the bits of a level.
+const EVEN: [(Dtype, u32, i32); 8] = [
     (Dtype::Q4_0, 2, 4),
     (Dtype::Q4_1, 3, 4),
     (Dtype::Q5_0, 6, 5),
@@ -17,7 +34,7 @@ const FORMATS: [(Dtype, u32, i32); 8] = [
 ];
 
 fn encoded(values: &[f32], dtype: Dtype) -> Vec<u8> {
-    encode_elements("x", values, dtype).unwrap()
+    encode_rows("x", values, values.len(), None, dtype).unwrap()
 }
 
 fn decoded(blocks: &[u8], elems: usize, type_id: u32) -> Vec<f32> {
@@ -38,22 +55,50 @@ fn random(len: usize) -> Vec<f32> {
     (1..=len as u32).map(|i| (hash(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 
+/// Without and with the importance of the columns; each row alone, and all at once.
 #[test]
 fn blocks_are_those_of_ggml() {
     let file = std::fs::read(tests_dir().join("fixtures/quantized.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&file).unwrap();
-    let values = file.tensor("values").unwrap();
-    let values: Vec<f32> =
-        values.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    for (dtype, ..) in FORMATS {
-        let expected = file.tensor(&dtype.to_string()).unwrap();
-        let row_bytes = expected.shape()[1];
-        let got = encoded(&values, dtype);
-        for (row, (got, want)) in
-            got.chunks(row_bytes).zip(expected.data().chunks(row_bytes)).enumerate()
-        {
-            assert_eq!(got, want, "{dtype}, row {row}");
+    let f32s = |name: &str| -> Vec<f32> {
+        let tensor = file.tensor(name).unwrap();
+        tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    let (values, importance) = (f32s("values"), f32s("importance"));
+    let columns = importance.len();
+    for (dtype, _) in FORMATS {
+        for (suffix, importance) in [("", None), (" importance", Some(&*importance))] {
+            let expected = file.tensor(&format!("{dtype}{suffix}")).unwrap();
+            let encode = |values| encode_rows("x", values, columns, importance, dtype).unwrap();
+            let row_bytes = expected.shape()[1];
+            let rows = values.chunks(columns).zip(expected.data().chunks(row_bytes));
+            for (row, (values, want)) in rows.enumerate() {
+                let got = encode(values);
+                let mut blocks =
+                    got.chunks(dtype.block_bytes()).zip(want.chunks(dtype.block_bytes()));
+                let off = blocks.position(|(got, want)| got != want);
+                assert_eq!(off, None, "{dtype}{suffix}, row {row}: this block is another");
+            }
+            assert!(encode(&values) == expected.data(), "{dtype}{suffix}");
         }
+    }
+}
+
+/// Rows in parallel tasks, and a stack of experts with an importance for each.
+#[test]
+fn every_expert_has_its_importance() {
+    let (columns, rows) = (256, 150);
+    let values = random(columns * rows);
+    let importance: Vec<f32> = random(3 * columns).iter().map(|x| x * x).collect();
+    for dtype in [Dtype::Q4_0, Dtype::Q4_K] {
+        let stack = encode_rows("x", &values, columns, Some(&importance), dtype).unwrap();
+        let experts = values.chunks(columns * rows / 3).zip(importance.chunks(columns));
+        let one_by_one = experts.flat_map(|(values, importance)| {
+            encode_rows("x", values, columns, Some(importance), dtype).unwrap()
+        });
+        assert!(one_by_one.collect::<Vec<_>>() == stack, "{dtype}");
+        let plain = encode_rows("x", &values, columns, None, dtype).unwrap();
+        assert!(plain != stack, "{dtype}");
     }
 }
 
@@ -62,7 +107,7 @@ fn blocks_are_those_of_ggml() {
 #[test]
 fn the_error_is_about_half_a_step() {
     let values = random(256 * 16);
-    for (dtype, type_id, bits) in FORMATS {
+    for (dtype, type_id, bits) in EVEN {
         let got = round_trip(&values, dtype, type_id);
         let most = values.iter().zip(&got).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
         // A range of two over the levels. Where zero is a level, the side that the largest value is
@@ -102,8 +147,10 @@ fn no_other_level_is_nearer() {
 
 #[test]
 fn zeros_stay_zeros_and_constants_stay_close() {
-    for (dtype, type_id, _) in FORMATS {
+    for (dtype, type_id) in FORMATS {
         assert_eq!(round_trip(&[0.0; 512], dtype, type_id), [0.0; 512], "{dtype}");
+    }
+    for (dtype, type_id, _) in EVEN {
         for constant in [1.0f32, -1.0, 3e-2, -250.0] {
             for value in round_trip(&[constant; 256], dtype, type_id) {
                 let error = (value - constant).abs();
@@ -116,13 +163,16 @@ fn zeros_stay_zeros_and_constants_stay_close() {
 /// Values too small for an f16 scale become zero, and never NaN.
 #[test]
 fn tiny_and_large_magnitudes_are_finite() {
-    for (dtype, type_id, bits) in FORMATS {
+    for (dtype, type_id) in FORMATS {
+        let even = EVEN.iter().find(|(even, ..)| *even == dtype);
+        // The levels of a value, and how many of the steps of f16 there are to one of them at most.
+        let (bits, steps) = even.map_or((2, 12), |(_, _, bits)| (*bits, *bits + 6));
         for magnitude in [1e-45, 1e-38, 1e-20, 1e-9, 1e-4, 1e4, 6e4] {
             let values: Vec<f32> = random(512).iter().map(|x| x * magnitude).collect();
             let got = round_trip(&values, dtype, type_id);
             for (x, y) in values.iter().zip(&got) {
                 // f16 has steps of 6e-8 near zero, which every level multiplies.
-                let allowed = magnitude * 3.0 / 2f32.powi(bits) + 6e-8 * 2f32.powi(bits + 6);
+                let allowed = magnitude * 3.0 / 2f32.powi(bits) + 6e-8 * 2f32.powi(steps);
                 assert!((x - y).abs() <= allowed, "{dtype} {magnitude:e}: {x:e} became {y:e}");
             }
         }
@@ -131,19 +181,25 @@ fn tiny_and_large_magnitudes_are_finite() {
 
 #[test]
 fn what_has_no_block_is_an_error_that_names_tensor_and_value() {
-    for (dtype, ..) in FORMATS {
+    for (dtype, _) in FORMATS {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e38, -3e38, 1e20] {
+            // Its scales are powers of two.
+            if dtype == Dtype::MXFP4 && bad.is_finite() {
+                continue;
+            }
             let mut values = random(1024);
             values[700] = bad;
-            match encode_elements("blk.0.ffn_up.weight", &values, dtype) {
-                Err(EncodeError::Value { tensor, value, dtype: named }) => {
-                    assert_eq!((&tensor[..], named), ("blk.0.ffn_up.weight", dtype));
-                    assert_eq!(value.to_bits(), bad.to_bits(), "{dtype}");
+            for importance in [None, Some(&[1.0; 256][..])] {
+                match encode_rows("blk.0.ffn_up.weight", &values, 256, importance, dtype) {
+                    Err(EncodeError::Value { tensor, value, dtype: named }) => {
+                        assert_eq!((&tensor[..], named), ("blk.0.ffn_up.weight", dtype));
+                        assert_eq!(value.to_bits(), bad.to_bits(), "{dtype}");
+                    }
+                    other => panic!("{dtype} {bad}: {other:?}"),
                 }
-                other => panic!("{dtype} {bad}: {other:?}"),
             }
         }
     }
-    let unwritten = encode_elements("x", &[0.0; 256], Dtype::Q2_K).unwrap_err();
-    assert!(unwritten.to_string().contains("Q2_K is read, but not written"), "{unwritten}");
+    let unwritten = encode_rows("x", &[0.0; 256], 256, None, Dtype::IQ2_S).unwrap_err();
+    assert!(unwritten.to_string().contains("IQ2_S is read, but not written"), "{unwritten}");
 }

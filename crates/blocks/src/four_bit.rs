@@ -18,7 +18,7 @@ pub(super) const IQ4_LEVELS: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// The levels of E2M1 (sign, two bits of exponent, one of mantissa), doubled.
-const E2M1_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub(super) const E2M1_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// `d`, nibbles: `d * level`.
 pub struct IQ4NL;
@@ -61,15 +61,19 @@ pub struct MXFP4;
 impl Blocks<17, 32, 1> for MXFP4 {
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 17]) -> Levels<32, 1> {
-        // Half of E8M0's power, for the levels are doubled; the two smallest are subnormal.
-        let bits = match u32::from(block[0]) {
-            exponent @ 0..2 => 0x0020_0000 << exponent,
-            exponent => (exponent - 1) << 23,
-        };
         let mut levels = [0; 32];
         look_up(lanes, &E2M1_LEVELS, field(block, 1), &mut levels);
-        Levels { levels, scales: [f32::from_bits(bits)], offsets: [0.0] }
+        Levels { levels, scales: [e8m0_half(block[0])], offsets: [0.0] }
     }
+}
+
+/// Half of E8M0's power, for the levels are doubled; the two smallest are subnormal.
+#[inline(always)]
+pub(super) fn e8m0_half(exponent: u8) -> f32 {
+    f32::from_bits(match u32::from(exponent) {
+        exponent @ 0..2 => 0x0020_0000 << exponent,
+        exponent => (exponent - 1) << 23,
+    })
 }
 
 #[inline(always)]

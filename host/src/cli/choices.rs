@@ -106,11 +106,24 @@ pub fn dtype() -> impl TypedValueParser<Value = PrecisionChoice> {
 /// A mix of types of weights, by llama.cpp's names.
 pub fn mix() -> impl TypedValueParser<Value = Mix> {
     one_of([
-        ("q4_k_m", "4.8 bits a weight: Q4_K, with Q6_K where it matters most", Mix::Q4_K_M),
-        ("q5_k_m", "5.7 bits a weight: Q5_K, with Q6_K where it matters most", Mix::Q5_K_M),
+        ("q2_k", "3.0 bits a weight: Q2_K and Q3_K", Mix::Q2_K),
+        ("q2_k_s", "2.7 bits a weight: Q2_K; needs --imatrix", Mix::Q2_K_S),
+        ("q3_k_s", "3.5 bits a weight: Q3_K", Mix::Q3_K_S),
+        ("q3_k_m|q3_k", "3.9 bits a weight: Q3_K, with Q4_K where it matters most", Mix::Q3_K_M),
+        ("q3_k_l", "4.3 bits a weight: Q3_K, with Q5_K where it matters most", Mix::Q3_K_L),
+        ("iq4_xs", "4.3 bits a weight, better than q4_0", Mix::IQ4_XS),
+        ("iq4_nl", "4.5 bits a weight, better than q4_0; for rows of any 32", Mix::IQ4_NL),
+        ("q4_0", "4.5 bits a weight, less exact than q4_k_m", Mix::Q4_0),
+        ("q4_1", "5.0 bits a weight", Mix::Q4_1),
+        ("q4_k_s", "4.6 bits a weight: Q4_K", Mix::Q4_K_S),
+        ("q4_k_m|q4_k", "4.8 bits a weight: Q4_K, with Q6_K where it matters most", Mix::Q4_K_M),
+        ("q5_0", "5.5 bits a weight", Mix::Q5_0),
+        ("q5_1", "6.0 bits a weight", Mix::Q5_1),
+        ("q5_k_s", "5.5 bits a weight: Q5_K", Mix::Q5_K_S),
+        ("q5_k_m|q5_k", "5.7 bits a weight: Q5_K, with Q6_K where it matters most", Mix::Q5_K_M),
         ("q6_k", "6.6 bits a weight", Mix::Q6_K),
         ("q8_0", "8.5 bits a weight", Mix::Q8_0),
-        ("q4_0", "4.5 bits a weight, less exact than q4_k_m", Mix::Q4_0),
+        ("mxfp4_moe", "4.3 bits a weight of an expert, 8.5 of all else", Mix::MXFP4_MOE),
         ("f16", "16 bits a weight", Mix::F16),
     ])
 }

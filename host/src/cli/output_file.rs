@@ -12,8 +12,8 @@ use std::{
     sync::{Mutex, PoisonError, atomic::AtomicBool},
 };
 
-/// The temporary file that is being written.
-static PARTIAL: Mutex<Option<PathBuf>> = Mutex::new(None);
+/// The temporary files that are being written.
+static PARTIAL: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Makes a write beyond the limit on file sizes fail with EFBIG. Without a handler SIGXFSZ ends the process.
 pub fn install() {
@@ -49,30 +49,50 @@ pub fn write_whole<E: Display>(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), Failure> {
-    let fault = |error: &dyn Display| format!("cannot write {}: {error}", path.display());
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".partial-{}", process::id()));
-    let partial = path.with_file_name(name);
-    *lock() = Some(partial.clone());
-    let written = write(&partial).map_err(|error| fault(&error));
-    let moved = written.and_then(|()| fs::rename(&partial, path).map_err(|error| fault(&error)));
-    remove_partial();
-    moved.map_err(Failure::Environment)
+    write_all(&[path.to_owned()], |partial| write(&partial[0]))
 }
 
-/// Removes the temporary file, unless it has its final name already.
+/// Writes the files `paths` by `write`, which gets the paths of the temporary files: all or none.
+///
+/// # Errors
+/// [`Failure::Environment`] if `write` fails or a file cannot be renamed.
+pub fn write_all<E: Display>(
+    paths: &[PathBuf],
+    write: impl FnOnce(&[PathBuf]) -> Result<(), E>,
+) -> Result<(), Failure> {
+    let fault = |path: &Path, error: &dyn Display| {
+        Failure::Environment(format!("cannot write {}: {error}", path.display()))
+    };
+    let partial = |path: &PathBuf| {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".partial-{}", process::id()));
+        path.with_file_name(name)
+    };
+    let partials: Vec<PathBuf> = paths.iter().map(partial).collect();
+    lock().clone_from(&partials);
+    let written = write(&partials).map_err(|error| fault(&paths[0], &error));
+    let moved = written.and_then(|()| {
+        let mut pairs = partials.iter().zip(paths);
+        pairs.try_for_each(|(from, to)| fs::rename(from, to).map_err(|error| fault(to, &error)))
+    });
+    remove_partial();
+    moved
+}
+
+/// Removes the temporary files, except those that have their final names already.
 pub fn remove_partial() {
-    let Some(path) = lock().take() else { return };
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            let path = path.display();
-            terminal::note(format_args!("warning: cannot remove {path}: {error}"));
+    for path in lock().drain(..) {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let path = path.display();
+                terminal::note(format_args!("warning: cannot remove {path}: {error}"));
+            }
+            _ => {}
         }
-        _ => {}
     }
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Option<PathBuf>> {
+fn lock() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
     PARTIAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -4,7 +4,8 @@
 
 use std::path::Path;
 
-use super::{Data, QuantizeError, Source, Tensor};
+use super::QuantizeError;
+use super::source::{Data, Source, Tensor};
 use crate::loaded::Model;
 use crate::model::{Config, Family, Names, Rope, RopeScaling, yarn_attention_factor};
 use crate::text::gguf_tokenizer;

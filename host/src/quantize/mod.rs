@@ -3,55 +3,59 @@
 //! From GGUF, metadata and names are copied; from a Hugging Face directory they are made as
 //! llama.cpp's convert_hf_to_gguf.py makes them. One tensor at a time is in memory.
 
+mod choose;
 mod error;
 mod from_hf;
 mod importance;
 mod mix;
 #[cfg(feature = "cli")]
 mod random;
+mod source;
+mod tensor_type;
+#[cfg(test)]
+mod tests;
 
-use std::io::Write;
+use std::io::{self, Write};
 
 pub use error::QuantizeError;
 pub use importance::ImportanceMatrix;
 pub use mix::Mix;
 #[cfg(feature = "cli")]
 pub use random::{random_checkpoint, random_tensors};
+pub use tensor_type::TensorType;
 
 use crate::loaded::Model;
 use crate::plan::Dtype;
 use crate::weights::gguf::{Metadata, TensorDescription, Value, Writer};
-use crate::weights::{Checkpoint, Origin, TensorDtype, TensorEntry, encode_elements, permuted_row};
-use mix::Context;
+use crate::weights::{Origin, TensorDtype, encode_rows};
+use choose::{Candidate, Facts, needs_importance};
+use source::{Source, Tensor};
 
 /// ggml's `GGML_QNT_VERSION`: the layout of the blocks.
 const QUANTIZATION_VERSION: u32 = 2;
 
-/// A model as GGUF describes it, before the types of its tensors are chosen.
-struct Source<'a> {
-    metadata: Metadata,
-    tensors: Vec<Tensor<'a>>,
+/// How a model is quantised.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The types.
+    pub mix: Mix,
+    /// Types that some tensors are in instead; of several that match a name, the first counts. They
+    /// do not apply to [`Mix::F16`].
+    pub tensor_types: Vec<TensorType>,
+    /// How much each column matters.
+    pub importance: Option<ImportanceMatrix>,
+    /// Whether a GGUF model that is split over files stays so.
+    pub keep_split: bool,
 }
 
-/// A tensor under its GGUF name.
-struct Tensor<'a> {
-    name: String,
-    shape: Vec<usize>,
-    data: Data<'a>,
-}
-
-/// Where the elements of a tensor are.
-enum Data<'a> {
-    /// In the checkpoint, in the order that GGUF wants.
-    Stored(TensorEntry<'a>),
-    /// In the checkpoint: rows of this many heads, which GGUF has in the order of interleaved RoPE.
-    Heads(TensorEntry<'a>, usize),
-    /// Here.
-    Values(Vec<f32>),
+impl From<Mix> for Options {
+    fn from(mix: Mix) -> Self {
+        Options { mix, tensor_types: Vec::new(), importance: None, keep_split: false }
+    }
 }
 
 /// What [`quantize`] has written.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Each type, how many tensors are of it, and their bytes; the type of the most bytes first.
     pub types: Vec<(Dtype, usize, usize)>,
@@ -63,64 +67,149 @@ pub struct Summary {
     pub bytes_after: usize,
     /// Tensors that were in blocks already, and are now in others: they lost twice.
     pub requantized: usize,
+    /// Tensors that an importance matrix was given for, but not by their names.
+    pub without_importance: usize,
 }
 
-/// Writes `model` to `out` as GGUF, with the types of `mix`; `progress` is called with the elements
-/// done and in total after each tensor.
+/// How many files [`quantize`] writes.
+///
+/// # Errors
+/// [`QuantizeError::NotGguf`] for another model that is to stay split.
+pub fn num_parts(model: &Model, options: &Options) -> Result<usize, QuantizeError> {
+    match model.checkpoint().origin() {
+        _ if !options.keep_split => Ok(1),
+        Origin::Gguf { .. } => Ok(model.checkpoint().files().count()),
+        Origin::HuggingFace { .. } => Err(QuantizeError::NotGguf),
+    }
+}
+
+/// Writes `model` as GGUF; `part` opens file `i` of [`num_parts`], in order, and `progress` is called
+/// with the elements done and in total after each tensor.
 ///
 /// # Errors
 /// [`QuantizeError::Weights`] for a tensor that cannot be read, [`QuantizeError::Encode`] for
 /// values that have no place in their type, [`QuantizeError::Text`] and [`QuantizeError::NoKey`]
-/// for a model that GGUF cannot describe, [`QuantizeError::Write`] if `out` fails.
-pub fn quantize(
+/// for a model that GGUF cannot describe, [`QuantizeError::Write`] if a file cannot be written,
+/// others for what the options ask for and the model has not.
+pub fn quantize<W: Write>(
     model: &Model,
-    mix: Mix,
-    out: impl Write,
+    options: &Options,
+    mut part: impl FnMut(usize) -> io::Result<W>,
     mut progress: impl FnMut(usize, usize),
 ) -> Result<Summary, QuantizeError> {
+    let num_parts = num_parts(model, options)?;
+    let Plan { metadata, tensors } = plan(model, options)?;
+    let elems = tensors.iter().map(|(tensor, ..)| tensor.elems()).sum();
+    let mut summary = Summary { elems, ..Summary::default() };
+    let mut done = 0;
+    for index in 0..num_parts {
+        let of_part = || tensors.iter().filter(|(.., part)| *part == index);
+        let describe = |(tensor, dtype, _): &(Tensor, Dtype, usize)| TensorDescription {
+            name: tensor.name.clone(),
+            shape: tensor.shape.clone(),
+            dtype: *dtype,
+        };
+        let descriptions: Vec<TensorDescription> = of_part().map(describe).collect();
+        let metadata = part_metadata(&metadata, index, num_parts, tensors.len());
+        let mut writer = Writer::new(part(index)?, &metadata, &descriptions)?;
+        for (tensor, dtype, _) in of_part() {
+            write_tensor(model, options, tensor, *dtype, &mut writer, &mut summary)?;
+            done += tensor.elems();
+            progress(done, elems);
+        }
+        writer.finish()?;
+    }
+    summary.types.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
+    summary.bytes_after = summary.types.iter().map(|(_, _, bytes)| bytes).sum();
+    Ok(summary)
+}
+
+/// What is written: each tensor with its type and its file.
+struct Plan<'a> {
+    metadata: Metadata,
+    tensors: Vec<(Tensor<'a>, Dtype, usize)>,
+}
+
+fn plan<'a>(model: &'a Model, options: &Options) -> Result<Plan<'a>, QuantizeError> {
     let checkpoint = model.checkpoint();
-    let Source { mut metadata, mut tensors } = match checkpoint.origin() {
-        Origin::Gguf { metadata } => from_gguf(metadata, checkpoint),
+    let is_gguf = matches!(checkpoint.origin(), Origin::Gguf { .. });
+    let Source { mut metadata, tensors } = match checkpoint.origin() {
+        Origin::Gguf { metadata } => Source::from_gguf(metadata, checkpoint),
         Origin::HuggingFace { dir, .. } => from_hf::source(model, dir)?,
     };
-    tensors.sort_by(|a, b| (mix::layer(&a.name), &a.name).cmp(&(mix::layer(&b.name), &b.name)));
-    put_mix(&mut metadata, mix);
-    let context = Context {
-        num_layers: model.config().num_layers(),
-        tied: model.config().tie_word_embeddings,
+    let part = |tensor: &Tensor| {
+        let file = tensor.stored().filter(|_| options.keep_split).map(|entry| entry.file);
+        checkpoint.files().position(|path| Some(path) == file).unwrap_or(0)
     };
-    let describe = |tensor: &Tensor| TensorDescription {
-        name: tensor.name.clone(),
-        shape: tensor.shape.clone(),
-        dtype: mix.dtype(&tensor.name, &tensor.shape, context),
-    };
-    let descriptions: Vec<TensorDescription> = tensors.iter().map(describe).collect();
-    let elems = tensors.iter().map(Tensor::elems).sum();
-    let (mut types, mut bytes_before, mut requantized) = (Vec::new(), 0, 0);
-    let mut writer = Writer::new(out, &metadata, &descriptions)?;
-    let mut done = 0;
-    for (tensor, TensorDescription { dtype, .. }) in tensors.iter().zip(&descriptions) {
-        let entry = tensor.stored();
-        let is_same = entry.is_some_and(|entry| *entry.dtype == TensorDtype::Known(*dtype));
-        let bytes = match &tensor.data {
-            Data::Stored(entry) if is_same => {
-                writer.tensor(entry.bytes).map(|()| entry.bytes.len())
-            }
-            _ => {
-                let encoded = encode_elements(&tensor.name, &tensor.values(checkpoint)?, *dtype)?;
-                writer.tensor(&encoded).map(|()| encoded.len())
-            }
-        }?;
-        bytes_before += entry.map_or(0, |entry| entry.bytes.len());
-        requantized += usize::from(!is_same && entry.is_some_and(is_in_blocks));
-        count(&mut types, *dtype, bytes);
-        done += tensor.elems();
-        progress(done, elems);
+    let mut tensors: Vec<_> = tensors.into_iter().map(|tensor| (part(&tensor), tensor)).collect();
+    tensors.sort_by_cached_key(|(part, tensor)| {
+        (*part, choose::layer(&tensor.name), tensor.name.clone())
+    });
+
+    if let Some(importance) = &options.importance {
+        importance.check()?;
+        importance.record(&mut metadata);
     }
-    writer.finish()?;
-    types.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
-    let bytes_after = types.iter().map(|(_, _, bytes)| bytes).sum();
-    Ok(Summary { types, elems, bytes_before, bytes_after, requantized })
+    put_mix(&mut metadata, options.mix);
+    let has_importance = options.importance.as_ref().is_some_and(|matrix| !matrix.is_empty());
+    let candidates = tensors.iter().map(|(_, tensor)| Candidate {
+        name: &tensor.name,
+        shape: &tensor.shape,
+        stored: match tensor.stored().map(|entry| entry.dtype) {
+            Some(TensorDtype::Known(dtype)) if is_gguf => Some(*dtype),
+            _ => None,
+        },
+    });
+    let candidates: Vec<Candidate> = candidates.collect();
+    let facts = Facts::new(model.config(), &metadata, has_importance);
+    let dtypes = choose::dtypes(&candidates, options.mix, &options.tensor_types, facts)?;
+    let tensors = tensors.into_iter().zip(dtypes);
+    let tensors = tensors.map(|((part, tensor), dtype)| (tensor, dtype, part)).collect();
+    Ok(Plan { metadata, tensors })
+}
+
+fn write_tensor(
+    model: &Model,
+    options: &Options,
+    tensor: &Tensor,
+    dtype: Dtype,
+    writer: &mut Writer<impl Write>,
+    summary: &mut Summary,
+) -> Result<(), QuantizeError> {
+    let bytes = match tensor.bytes_of(dtype) {
+        Some(bytes) => {
+            writer.tensor(bytes)?;
+            bytes.len()
+        }
+        None => {
+            let importance = match &options.importance {
+                Some(matrix) if is_weighted(dtype) => {
+                    let of_tensor = matrix.of_tensor(&tensor.name, &tensor.shape)?;
+                    summary.without_importance += usize::from(of_tensor.is_none());
+                    of_tensor
+                }
+                _ => None,
+            };
+            if importance.is_none() && needs_importance(options.mix, &tensor.name, dtype) {
+                let tensor = tensor.name.clone();
+                return Err(QuantizeError::NeedsImportance { tensor, dtype });
+            }
+            let values = tensor.values(model.checkpoint())?;
+            let row_elems = tensor.row_elems();
+            let encoded = encode_rows(&tensor.name, &values, row_elems, importance, dtype)?;
+            writer.tensor(&encoded)?;
+            summary.requantized += usize::from(tensor.is_quantized());
+            encoded.len()
+        }
+    };
+    summary.bytes_before += tensor.stored().map_or(0, |entry| entry.bytes.len());
+    count(&mut summary.types, dtype, bytes);
+    Ok(())
+}
+
+/// Whether the importance of columns changes what is written.
+fn is_weighted(dtype: Dtype) -> bool {
+    dtype.block_elems() > 1 && !matches!(dtype, Dtype::Q8_0 | Dtype::MXFP4)
 }
 
 /// Puts in what says how the tensors are stored.
@@ -132,56 +221,18 @@ fn put_mix(metadata: &mut Metadata, mix: Mix) {
     metadata.0.extend(pairs.map(|(key, value)| (key.to_owned(), Value::U32(value))));
 }
 
-/// The model of a GGUF file, as it is.
-fn from_gguf<'a>(metadata: &Metadata, checkpoint: &'a Checkpoint) -> Source<'a> {
-    let stored = |entry: TensorEntry<'a>| Tensor {
-        name: entry.name.to_owned(),
-        shape: entry.shape.to_vec(),
-        data: Data::Stored(entry),
-    };
-    let tensors = checkpoint.tensors().map(stored).collect();
-    Source { metadata: metadata.clone(), tensors }
-}
-
-impl<'a> Tensor<'a> {
-    fn elems(&self) -> usize {
-        self.shape.iter().product()
+/// The metadata of a file: the first has all that is said of the model.
+fn part_metadata(model: &Metadata, index: usize, num_parts: usize, num_tensors: usize) -> Metadata {
+    let mut metadata = if index == 0 { model.clone() } else { Metadata::default() };
+    if num_parts > 1 {
+        // A name has room for five digits, and a file for as many tensors as its size allows.
+        metadata.0.extend([
+            ("split.no".to_owned(), Value::U16(index as u16)),
+            ("split.count".to_owned(), Value::U16(num_parts as u16)),
+            ("split.tensors.count".to_owned(), Value::I32(num_tensors as i32)),
+        ]);
     }
-
-    fn stored(&self) -> Option<TensorEntry<'a>> {
-        match self.data {
-            Data::Stored(entry) | Data::Heads(entry, _) => Some(entry),
-            Data::Values(_) => None,
-        }
-    }
-
-    /// The elements, in GGUF's order.
-    fn values(&self, checkpoint: &Checkpoint) -> Result<Vec<f32>, QuantizeError> {
-        Ok(match &self.data {
-            Data::Values(values) => values.clone(),
-            Data::Stored(entry) => checkpoint.read_f32(entry.name)?,
-            Data::Heads(entry, num_heads) => {
-                let values = checkpoint.read_f32(entry.name)?;
-                let rows = self.shape[0];
-                let row_elems = values.len() / rows;
-                let mut permuted = vec![0.0; values.len()];
-                for (row, values) in values.chunks(row_elems).enumerate() {
-                    let to = permuted_row(row, rows / num_heads) * row_elems;
-                    permuted[to..to + row_elems].copy_from_slice(values);
-                }
-                permuted
-            }
-        })
-    }
-}
-
-/// Whether a tensor is stored in less than 16 bits an element.
-fn is_in_blocks(entry: TensorEntry<'_>) -> bool {
-    match entry.dtype {
-        TensorDtype::Known(dtype) => dtype.block_elems() > 1,
-        // What is read although its type is not known came quantised.
-        TensorDtype::Other(_) => true,
-    }
+    metadata
 }
 
 fn count(types: &mut Vec<(Dtype, usize, usize)>, dtype: Dtype, bytes: usize) {

@@ -10,11 +10,12 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use super::{Context, Mix, QuantizeError, from_hf, put_mix};
+use super::choose::{self, Candidate, Facts};
+use super::{Mix, QuantizeError, from_hf, put_mix};
 use crate::model::{Config, Names};
 use crate::plan::Dtype;
 use crate::weights::gguf::{Metadata, TensorDescription, Value, Writer};
-use crate::weights::{EncodeError, encode_elements, safetensors};
+use crate::weights::{EncodeError, encode_rows, safetensors};
 
 const STD: f32 = 0.02;
 /// Values that all tensors are made of.
@@ -30,12 +31,18 @@ pub fn random_tensors(config: &Config, mix: Option<Mix>) -> Vec<TensorDescriptio
         Some(_) => Names::gguf(config.family),
         None => Names::hugging_face(config.family, false),
     };
-    let context = Context { num_layers: config.num_layers(), tied: config.tie_word_embeddings };
-    let describe = |(name, shape): (String, Vec<usize>)| {
-        let dtype = mix.map_or(Dtype::F16, |mix| mix.dtype(&name, &shape, context));
-        TensorDescription { name, shape, dtype }
+    let tensors = names.tensors(config);
+    let dtypes = match mix {
+        Some(mix) => {
+            let candidates: Vec<Candidate> = tensors.iter().map(Candidate::from).collect();
+            // Random values stand for what was quantised by an importance matrix, too.
+            let facts = Facts::new(config, &Metadata::default(), true);
+            choose::dtypes(&candidates, mix, &[], facts).expect("nothing is missing")
+        }
+        None => vec![Dtype::F16; tensors.len()],
     };
-    names.tensors(config).into_iter().map(describe).collect()
+    let describe = |((name, shape), dtype)| TensorDescription { name, shape, dtype };
+    tensors.into_iter().zip(dtypes).map(describe).collect()
 }
 
 /// Writes the [tensors](random_tensors) with random values to `out`: a GGUF file called `name` with the types of `mix`, or
@@ -95,12 +102,13 @@ impl Pool {
         let TensorDescription { name, dtype, .. } = tensor;
         if name.contains("norm") {
             let ones = vec![1.0; tensor.shape.iter().product()];
-            return encode_elements(name, &ones, *dtype);
+            return encode_rows(name, &ones, ones.len(), None, *dtype);
         }
         let known = self.encoded.iter().position(|(encoded, _)| encoded == dtype);
         let index = known.unwrap_or(self.encoded.len());
         if known.is_none() {
-            self.encoded.push((*dtype, encode_elements("random", &self.values, *dtype)?));
+            self.encoded
+                .push((*dtype, encode_rows("random", &self.values, RUN_ELEMS, None, *dtype)?));
         }
         let pool = &self.encoded[index].1;
         let run_bytes = pool.len() / (POOL_ELEMS / RUN_ELEMS);

@@ -77,6 +77,11 @@ impl Checkpoint {
         &self.path
     }
 
+    /// The files with weights: of a split model all, in their order.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
+    }
+
     /// The tensor called `name`.
     pub fn tensor(&self, name: &str) -> Option<TensorEntry<'_>> {
         let (name, located) = self.tensors.get_key_value(name)?;

@@ -22,7 +22,7 @@ pub use error::WeightsError;
 pub(crate) use gguf::split::PartName;
 pub(crate) use pack::permuted_row;
 pub use progress::Progress;
-pub use quantize::{EncodeError, encode_elements};
+pub use quantize::{EncodeError, encode_rows};
 pub use tensor::{TensorDtype, TensorEntry, TensorInfo, Tensors};
 
 /// A name from a file, for an error: quoted, with control characters escaped, and truncated.

@@ -7,7 +7,7 @@ use super::shown;
 use crate::plan::Dtype;
 use blocks::quantizer;
 
-/// A parallel task has this many elements: whole blocks of every format.
+/// A parallel task has at least this many elements.
 const TASK_ELEMS: usize = 1 << 14;
 
 /// Why values cannot be stored in a type.
@@ -34,28 +34,50 @@ pub enum EncodeError {
     },
 }
 
-/// The elements of tensor `tensor`, rows of whole blocks, as `dtype` stores them; converted in
+/// The elements of tensor `tensor`, rows of `row_elems`, as `dtype` stores them; converted in
 /// parallel.
 ///
-/// Blocks are those of ggml's reference quantisers, without an importance matrix.
+/// Blocks are those of ggml's quantisers. `importance` is how much each column matters: rows of
+/// `row_elems`, of which each is for as many rows of `values` (a row for each expert of a stack).
 ///
 /// # Errors
 /// [`EncodeError::Value`] for a value that is not finite or too large, [`EncodeError::Dtype`] for a
 /// format that is only read.
 ///
 /// # Panics
-/// If `values` are no whole number of blocks.
-pub fn encode_elements(tensor: &str, values: &[f32], dtype: Dtype) -> Result<Vec<u8>, EncodeError> {
-    let mut out = vec![0; dtype.bytes(values.len()).expect("values are whole blocks")];
-    let task_bytes = dtype.bytes(TASK_ELEMS).expect("a task is whole blocks");
-    let tasks = values.par_chunks(TASK_ELEMS).zip(out.par_chunks_mut(task_bytes));
+/// If `values` are no whole number of rows, or rows no whole number of blocks.
+pub fn encode_rows(
+    tensor: &str,
+    values: &[f32],
+    row_elems: usize,
+    importance: Option<&[f32]>,
+    dtype: Dtype,
+) -> Result<Vec<u8>, EncodeError> {
+    let row_bytes = dtype.bytes(row_elems).expect("rows are whole blocks");
+    let rows = values.len().checked_div(row_elems).unwrap_or(0);
+    let task_rows = TASK_ELEMS.div_ceil(row_elems.max(1));
+    let mut out = vec![0; rows * row_bytes];
+    let tasks = (values.par_chunks((task_rows * row_elems).max(1)))
+        .zip(out.par_chunks_mut((task_rows * row_bytes).max(1)))
+        .enumerate();
+    let experts = importance.map_or(1, |importance| importance.len() / row_elems.max(1));
+    let of_row = |row: usize| {
+        let start = row * experts / rows * row_elems;
+        importance.map(|importance| &importance[start..start + row_elems])
+    };
     let is_bad = |value: &&f32| !value.is_finite();
     let beyond = if let Some(&value) = values.par_iter().find_first(is_bad) {
         Some(value)
     } else if let Some(quantize) = quantizer(dtype) {
-        tasks.find_map_any(|(values, out)| quantize(values, out).err())
+        tasks.find_map_any(|(task, (values, out))| {
+            let rows = values.chunks(row_elems).zip(out.chunks_mut(row_bytes)).enumerate();
+            let mut rows = rows.map(|(row, (values, out))| {
+                quantize(values, of_row(task * task_rows + row), out).err()
+            });
+            rows.find_map(|beyond| beyond)
+        })
     } else if let Some(encoder) = Encoder::new(dtype) {
-        tasks.find_map_any(|(values, out)| encoder.encode(values, out).err())
+        tasks.find_map_any(|(_, (values, out))| encoder.encode(values, out).err())
     } else {
         return Err(EncodeError::Dtype { tensor: tensor.to_owned(), dtype });
     };

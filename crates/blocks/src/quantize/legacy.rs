@@ -1,6 +1,7 @@
 //! The formats of 32 elements, as `super::super::legacy` reads them.
 
-use super::{Overflow, inverse, largest, put_half};
+use super::fit::{Affine, Tries};
+use super::{Overflow, fit, inverse, largest, put_half};
 
 /// Levels -8 to 7 of a scale that makes the largest value -8.
 pub fn q4_0(values: &[f32; 32], out: &mut [u8; 18]) -> Result<(), Overflow> {
@@ -55,6 +56,58 @@ pub fn q8_0(values: &[f32; 32], out: &mut [u8; 34]) -> Result<(), Overflow> {
     Ok(())
 }
 
+/// Q4_0 with the weights of its columns.
+pub fn weighted_q4_0(
+    values: &[f32; 32],
+    weights: &[f32; 32],
+    out: &mut [u8; 18],
+) -> Result<(), Overflow> {
+    let (scale, levels) = fit::symmetric(values, weights, 8);
+    put_half(out, scale)?;
+    put_nibbles(&mut out[2..], &levels);
+    Ok(())
+}
+
+/// Q4_1 with the weights of its columns.
+pub fn weighted_q4_1(
+    values: &[f32; 32],
+    weights: &[f32; 32],
+    out: &mut [u8; 20],
+) -> Result<(), Overflow> {
+    let Affine { scale, min, levels } = fit::affine(values, weights, &Tries::weighted(15));
+    put_half(out, scale)?;
+    put_half(&mut out[2..], min)?;
+    put_nibbles(&mut out[4..], &levels);
+    Ok(())
+}
+
+/// Q5_0 with the weights of its columns.
+pub fn weighted_q5_0(
+    values: &[f32; 32],
+    weights: &[f32; 32],
+    out: &mut [u8; 22],
+) -> Result<(), Overflow> {
+    let (scale, levels) = fit::symmetric(values, weights, 16);
+    put_half(out, scale)?;
+    out[2..6].copy_from_slice(&fifth_bits(&levels));
+    put_nibbles(&mut out[6..], &levels);
+    Ok(())
+}
+
+/// Q5_1 with the weights of its columns.
+pub fn weighted_q5_1(
+    values: &[f32; 32],
+    weights: &[f32; 32],
+    out: &mut [u8; 24],
+) -> Result<(), Overflow> {
+    let Affine { scale, min, levels } = fit::affine(values, weights, &Tries::weighted(31));
+    put_half(out, scale)?;
+    put_half(&mut out[2..], min)?;
+    out[4..8].copy_from_slice(&fifth_bits(&levels));
+    put_nibbles(&mut out[8..], &levels);
+    Ok(())
+}
+
 /// Minimum and maximum; of 0 and -0, which `f32::min` does not tell apart, the first.
 fn range(values: &[f32; 32]) -> (f32, f32) {
     values.iter().fold((f32::MAX, f32::MIN), |(min, max), &value| {
@@ -69,7 +122,7 @@ fn levels(values: &[f32; 32], min: f32, scale: f32, offset: f32, max: u8) -> [u8
 }
 
 /// Level `i` below level `i + 16`.
-fn put_nibbles(out: &mut [u8], levels: &[u8; 32]) {
+pub fn put_nibbles(out: &mut [u8], levels: &[u8; 32]) {
     let (low, high) = levels.split_at(16);
     for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
         *out = low & 15 | high << 4;

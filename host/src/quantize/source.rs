@@ -1,0 +1,96 @@
+//! A model as GGUF describes it, whatever it comes from.
+
+use super::QuantizeError;
+use crate::plan::Dtype;
+use crate::weights::gguf::Metadata;
+use crate::weights::{Checkpoint, TensorDtype, TensorEntry, permuted_row};
+
+/// Metadata and tensors, before the types of the tensors are chosen.
+pub(super) struct Source<'a> {
+    pub metadata: Metadata,
+    pub tensors: Vec<Tensor<'a>>,
+}
+
+/// A tensor under its GGUF name.
+pub(super) struct Tensor<'a> {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub data: Data<'a>,
+}
+
+/// Where the elements of a tensor are.
+pub(super) enum Data<'a> {
+    /// In the checkpoint, in the order that GGUF wants.
+    Stored(TensorEntry<'a>),
+    /// In the checkpoint: rows of this many heads, which GGUF has in the order of interleaved RoPE.
+    Heads(TensorEntry<'a>, usize),
+    /// Here.
+    Values(Vec<f32>),
+}
+
+impl<'a> Source<'a> {
+    /// The model of a GGUF file, as it is.
+    pub fn from_gguf(metadata: &Metadata, checkpoint: &'a Checkpoint) -> Self {
+        let stored = |entry: TensorEntry<'a>| Tensor {
+            name: entry.name.to_owned(),
+            shape: entry.shape.to_vec(),
+            data: Data::Stored(entry),
+        };
+        let tensors = checkpoint.tensors().map(stored).collect();
+        Source { metadata: metadata.clone(), tensors }
+    }
+}
+
+impl<'a> Tensor<'a> {
+    pub fn elems(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub fn row_elems(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// The tensor of the checkpoint.
+    pub fn stored(&self) -> Option<TensorEntry<'a>> {
+        match self.data {
+            Data::Stored(entry) | Data::Heads(entry, _) => Some(entry),
+            Data::Values(_) => None,
+        }
+    }
+
+    /// The bytes, if they are of `dtype` already.
+    pub fn bytes_of(&self, dtype: Dtype) -> Option<&'a [u8]> {
+        match self.data {
+            Data::Stored(entry) if *entry.dtype == TensorDtype::Known(dtype) => Some(entry.bytes),
+            _ => None,
+        }
+    }
+
+    /// Whether it is stored in less than 16 bits an element.
+    pub fn is_quantized(&self) -> bool {
+        self.stored().is_some_and(|entry| match entry.dtype {
+            TensorDtype::Known(dtype) => dtype.block_elems() > 1,
+            // What is read although its type is not known came quantised.
+            TensorDtype::Other(_) => true,
+        })
+    }
+
+    /// The elements, in GGUF's order.
+    pub fn values(&self, checkpoint: &Checkpoint) -> Result<Vec<f32>, QuantizeError> {
+        Ok(match &self.data {
+            Data::Values(values) => values.clone(),
+            Data::Stored(entry) => checkpoint.read_f32(entry.name)?,
+            Data::Heads(entry, num_heads) => {
+                let values = checkpoint.read_f32(entry.name)?;
+                let rows = self.shape[0];
+                let row_elems = values.len() / rows;
+                let mut permuted = vec![0.0; values.len()];
+                for (row, values) in values.chunks(row_elems).enumerate() {
+                    let to = permuted_row(row, rows / num_heads) * row_elems;
+                    permuted[to..to + row_elems].copy_from_slice(values);
+                }
+                permuted
+            }
+        })
+    }
+}
