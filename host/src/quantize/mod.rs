@@ -225,7 +225,7 @@ fn put_mix(metadata: &mut Metadata, mix: Mix) {
 fn part_metadata(model: &Metadata, index: usize, num_parts: usize, num_tensors: usize) -> Metadata {
     let mut metadata = if index == 0 { model.clone() } else { Metadata::default() };
     if num_parts > 1 {
-        // A name has room for five digits, and a file for as many tensors as its size allows.
+        // The types are llama.cpp's; as many files as u16 cannot count are not mapped at once.
         metadata.0.extend([
             ("split.no".to_owned(), Value::U16(index as u16)),
             ("split.count".to_owned(), Value::U16(num_parts as u16)),

@@ -4,7 +4,7 @@
 use std::array::from_fn;
 
 use super::fit::{self, TINY};
-use super::{Overflow, inverse, largest, legacy::put_nibbles, put_half};
+use super::{Overflow, check, inverse, largest, legacy::put_nibbles, put_half};
 use crate::four_bit::{E2M1_LEVELS, IQ4_LEVELS, e8m0_half};
 
 /// Scales that are tried on either side of the first.
@@ -16,7 +16,9 @@ pub fn iq4_nl(
     importance: Option<&[f32; 32]>,
     out: &mut [u8; 18],
 ) -> Result<(), Overflow> {
-    let scale = scale(values, importance, 2.0 * fit::mean_square(values));
+    let sigma2 = 2.0 * fit::mean_square(values);
+    check(&[sigma2])?;
+    let scale = scale(values, importance, sigma2);
     put_half(out, scale)?;
     put_nibbles(&mut out[2..], &levels(values, inverse(scale)));
     Ok(())
@@ -31,13 +33,12 @@ pub fn iq4_xs(
     out.fill(0);
     let groups = values.as_chunks::<32>().0;
     let sigma2 = 2.0 * fit::mean_square(values);
+    check(&[sigma2])?;
     let scales: [f32; 8] = from_fn(|group| {
         let importance = importance.map(|importance| &importance.as_chunks().0[group]);
         scale(&groups[group], importance, sigma2)
     });
-    if !scales.iter().all(|scale| scale.is_finite()) {
-        return Err(Overflow);
-    }
+    check(&scales)?;
     let step = -largest(&scales) / 32.0;
     put_half(out, step)?;
     let per_step = inverse(step);

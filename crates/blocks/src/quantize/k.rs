@@ -6,7 +6,7 @@
 use std::array::from_fn;
 
 use super::fit::{Affine, TINY, Tries};
-use super::{Overflow, fit, largest, put_half};
+use super::{Overflow, check, fit, largest, put_half};
 
 /// The values of a superblock.
 type Values = [f32; 256];
@@ -43,6 +43,7 @@ pub fn q3_k(
     let (mut scales, mut sums) = ([0.0; 16], [0.0; 16]);
     let mut levels = [0; 256];
     let sigma2 = 2.0 * fit::mean_square(values);
+    check(&[sigma2])?;
     for (group, levels) in levels.as_chunks_mut::<16>().0.iter_mut().enumerate() {
         (scales[group], *levels) = match importance {
             None => fit::symmetric_by_moves(&groups[group]),
@@ -179,11 +180,6 @@ pub fn q6_k(
     Ok(())
 }
 
-/// The squares of large values are beyond f32, and so are their scales then.
-fn check(scales: &[f32]) -> Result<(), Overflow> {
-    if scales.iter().all(|scale| scale.is_finite()) { Ok(()) } else { Err(Overflow) }
-}
-
 /// A format whose groups have a scale and a minimum.
 struct WithMinimum {
     /// The tries without weights of the columns.
@@ -215,6 +211,7 @@ impl WithMinimum {
         let (mut scales, mut mins, mut sums) = ([0.0; GROUPS], [0.0; GROUPS], [0.0; GROUPS]);
         let mut levels = [0; 256];
         let sigma2 = self.variance * fit::mean_square(values);
+        check(&[sigma2])?;
         for (index, levels) in levels.as_chunks_mut::<N>().0.iter_mut().enumerate() {
             let group = &groups[index];
             let (weights, tries) = match importance {

@@ -43,6 +43,11 @@ pub fn quantizer(dtype: Dtype) -> Option<Quantizer> {
 /// A scale that has no finite f16.
 struct Overflow;
 
+/// Checks scales, and sums of squares: those of large values are beyond f32.
+fn check(values: &[f32]) -> Result<(), Overflow> {
+    if values.iter().all(|value| value.is_finite()) { Ok(()) } else { Err(Overflow) }
+}
+
 /// Quantises a block whose columns have weights, the second argument.
 type Weighted<const BYTES: usize> =
     fn(&[f32; 32], &[f32; 32], &mut [u8; BYTES]) -> Result<(), Overflow>;
