@@ -107,12 +107,12 @@ pub fn dtype() -> impl TypedValueParser<Value = PrecisionChoice> {
 pub fn mix() -> impl TypedValueParser<Value = Mix> {
     one_of([
         ("q2_k", "3.0 bits a weight: Q2_K and Q3_K", Mix::Q2_K),
-        ("q2_k_s", "2.7 bits a weight: Q2_K; needs --imatrix", Mix::Q2_K_S),
+        ("q2_k_s", "2.8 bits a weight: Q2_K; needs --imatrix", Mix::Q2_K_S),
         ("q3_k_s", "3.5 bits a weight: Q3_K", Mix::Q3_K_S),
         ("q3_k_m|q3_k", "3.9 bits a weight: Q3_K, with Q4_K where it matters most", Mix::Q3_K_M),
         ("q3_k_l", "4.3 bits a weight: Q3_K, with Q5_K where it matters most", Mix::Q3_K_L),
         ("iq4_xs", "4.3 bits a weight, better than q4_0", Mix::IQ4_XS),
-        ("iq4_nl", "4.5 bits a weight, better than q4_0; for rows of any 32", Mix::IQ4_NL),
+        ("iq4_nl", "4.6 bits a weight, better than q4_0; for rows of any 32", Mix::IQ4_NL),
         ("q4_0", "4.5 bits a weight, less exact than q4_k_m", Mix::Q4_0),
         ("q4_1", "5.0 bits a weight", Mix::Q4_1),
         ("q4_k_s", "4.6 bits a weight: Q4_K", Mix::Q4_K_S),
