@@ -67,6 +67,13 @@ pub trait Lanes: Copy {
         array_of(|i| table[usize::from(indices[i] & 15)])
     }
 
+    /// Element `i` is `value` where bit `i` is set, 0 elsewhere.
+    #[inline(always)]
+    fn spread_bits(self, bits: u32, value: u8) -> [u8; 32] {
+        let bytes: [u8; 32] = array_of(|i| bits.to_le_bytes()[i / 8]);
+        array_of(|i| if bytes[i] & 1 << (i % 8) != 0 { value } else { 0 })
+    }
+
     /// The number of an f16.
     #[inline(always)]
     fn half_to_f32(self, bits: u16) -> f32 {
@@ -329,6 +336,14 @@ impl Lanes for V4 {
     #[inline(always)]
     fn look_up(self, table: &[i8; 16], indices: [u8; 16]) -> [i8; 16] {
         pulp::cast(self.ssse3._mm_shuffle_epi8(pulp::cast(*table), pulp::cast(indices)))
+    }
+
+    #[inline(always)]
+    fn spread_bits(self, bits: u32, value: u8) -> [u8; 32] {
+        let value = value.cast_signed();
+        let bytes = self.avx512bw._mm512_maskz_set1_epi8(bits.into(), value);
+        let [first, _]: [[u8; 32]; 2] = pulp::cast(bytes);
+        first
     }
 
     #[inline(always)]

@@ -48,7 +48,7 @@ pub struct Q5_0;
 impl Blocks<22, 32, 1> for Q5_0 {
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 22]) -> Levels<32, 1> {
-        let q = with_fifth_bits(nibbles(field(block, 6)), *field(block, 2));
+        let q = with_fifth_bits(lanes, nibbles(field(block, 6)), *field(block, 2));
         let levels = map(q, |q| q.cast_signed() - 16);
         Levels { levels, scales: [half_at(lanes, block, 0)], offsets: [0.0] }
     }
@@ -62,7 +62,7 @@ impl Blocks<24, 32, 1> for Q5_1 {
 
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 24]) -> Levels<32, 1> {
-        let q = with_fifth_bits(nibbles(field(block, 8)), *field(block, 4));
+        let q = with_fifth_bits(lanes, nibbles(field(block, 8)), *field(block, 4));
         let [scales, offsets] = [[half_at(lanes, block, 0)], [half_at(lanes, block, 2)]];
         Levels { levels: map(q, u8::cast_signed), scales, offsets }
     }
@@ -86,7 +86,7 @@ fn nibbles(bytes: &[u8; 16]) -> [u8; 32] {
 }
 
 #[inline(always)]
-fn with_fifth_bits(nibbles: [u8; 32], bits: [u8; 4]) -> [u8; 32] {
-    let bits = u32::from_le_bytes(bits);
-    array_of(|i| nibbles[i] | ((bits >> i & 1) as u8) << 4)
+fn with_fifth_bits(lanes: impl Lanes, nibbles: [u8; 32], bits: [u8; 4]) -> [u8; 32] {
+    let fifth = lanes.spread_bits(u32::from_le_bytes(bits), 16);
+    array_of(|i| nibbles[i] | fifth[i])
 }

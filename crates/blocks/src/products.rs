@@ -7,7 +7,8 @@
 //! columns. The bits of a row do not depend on the other rows.
 
 use super::lanes::{Lanes, array_of, sum};
-use super::{Arch, IntegerFormat, WithLanes, dispatch};
+use super::{Arch, Blocks, IntegerFormat, WithLanes, dispatch};
+use std::marker::PhantomData;
 
 /// Columns of x that have a scale.
 const X_GROUP: usize = 32;
@@ -158,6 +159,12 @@ pub struct Products<'a> {
 impl Products<'_> {
     /// Calls `out` with the row of x, the row of the weight and their product.
     pub fn compute(&self, arch: Arch, mut out: impl FnMut(usize, usize, f32)) {
+        if self.x.num_rows == 1 {
+            let row_bytes = self.x.width / self.format.block_elems * self.format.block_bytes;
+            let mut products = vec![0.0; self.weight.len() / row_bytes];
+            (self.format.row_times_x)(arch, self.weight, self.x, &mut products);
+            return products.iter().enumerate().for_each(|(n, &product)| out(0, n, product));
+        }
         let mut first = 0;
         while first < self.x.num_rows {
             let rows = match self.x.num_rows - first {
@@ -255,7 +262,7 @@ impl<const T: usize, const GROUPS: usize, const OFFSETS: bool> WithLanes
                 array_of(|t| &x.scales(first + t)[column / X_GROUP..][..levels.len()]);
             if levels.len() == PANEL_GROUPS {
                 groups::<_, T, GROUPS, PANEL_GROUPS>(
-                    lanes, levels, scales, values, x_scales, &mut acc,
+                    lanes, 0, levels, scales, values, x_scales, &mut acc,
                 );
                 continue;
             }
@@ -263,35 +270,97 @@ impl<const T: usize, const GROUPS: usize, const OFFSETS: bool> WithLanes
                 let (levels, scales) = (&levels[i..], &scales[i..]);
                 let values: [&[[i16; 32]]; T] = array_of(|t| &values[t][i..]);
                 let x_scales: [&[f32]; T] = array_of(|t| &x_scales[t][i..]);
-                groups::<_, T, GROUPS, 1>(lanes, levels, scales, values, x_scales, &mut acc);
+                groups::<_, T, GROUPS, 1>(lanes, i, levels, scales, values, x_scales, &mut acc);
             }
         }
         for (t, acc) in acc.into_iter().enumerate() {
-            let [mut first_acc, rest_acc @ ..] = acc;
-            let mut rest = 0.0;
-            if OFFSETS {
-                let group = X_GROUP / GROUPS;
-                let x_sums = &x.sums(first + t, group)[start / group..][..offsets.len()];
-                let ((offsets, last), (x_sums, last_sums)) =
-                    (offsets.as_chunks(), x_sums.as_chunks());
-                for (offsets, x_sums) in offsets.iter().zip(x_sums) {
-                    first_acc = lanes.multiply_add(offsets, x_sums, first_acc);
-                }
-                rest = last.iter().zip(last_sums).map(|(a, b)| a * b).sum::<f32>();
-            }
-            let mut values = lanes.values(first_acc);
-            for acc in rest_acc {
-                values.iter_mut().zip(lanes.values(acc)).for_each(|(sum, value)| *sum += value);
-            }
-            sums[t] += rest + sum(values);
+            let group = X_GROUP / GROUPS;
+            let x_sums = &x.sums(first + t, group)[start / group..][..offsets.len()];
+            let offsets = if OFFSETS { offsets } else { &[] };
+            sums[t] += total(lanes, acc, offsets, x_sums);
         }
     }
 }
 
-/// Adds the products of `N` groups of 32 columns.
+/// The sum of `acc`, and of the products of offsets with sums of x.
+#[inline(always)]
+fn total<L: Lanes>(lanes: L, acc: [L::F32s; ACCUMULATORS], offsets: &[f32], x_sums: &[f32]) -> f32 {
+    let [mut first, others @ ..] = acc;
+    let ((offsets, last), (x_sums, last_sums)) = (offsets.as_chunks(), x_sums.as_chunks());
+    for (offsets, x_sums) in offsets.iter().zip(x_sums) {
+        first = lanes.multiply_add(offsets, x_sums, first);
+    }
+    let rest: f32 = last.iter().zip(last_sums).map(|(a, b)| a * b).sum();
+    let mut values = lanes.values(first);
+    for acc in others {
+        values.iter_mut().zip(lanes.values(acc)).for_each(|(sum, value)| *sum += value);
+    }
+    rest + sum(values)
+}
+
+/// One row of x with rows of a weight in blocks of `F`, whose levels stay in registers. The bits
+/// are those of [`Products`] by any number of rows.
+pub(super) struct RowTimesX<'a, F, const BYTES: usize, const ELEMS: usize, const GROUPS: usize> {
+    pub blocks: &'a [[u8; BYTES]],
+    pub x: &'a IntegerRows,
+    pub out: &'a mut [f32],
+    pub format: PhantomData<F>,
+}
+
+impl<F: Blocks<BYTES, ELEMS, GROUPS>, const BYTES: usize, const ELEMS: usize, const GROUPS: usize>
+    WithLanes for RowTimesX<'_, F, BYTES, ELEMS, GROUPS>
+{
+    #[inline(always)]
+    fn run(self, lanes: impl Lanes) {
+        let RowTimesX { blocks, x, out, .. } = self;
+        let (values, scales) = (x.values.as_chunks::<X_GROUP>().0, &x.scales[..]);
+        let (group, groups) = (ELEMS / GROUPS, ELEMS / X_GROUP);
+        let x_sums = x.sums(0, group);
+        let mut offsets = [0.0; RUN_COLUMNS / 16];
+        for (row, out) in blocks.chunks_exact(x.width / ELEMS).zip(out) {
+            *out = 0.0;
+            for (run, blocks) in row.chunks(RUN_COLUMNS / ELEMS).enumerate() {
+                let first = run * RUN_COLUMNS / X_GROUP;
+                let mut acc = [lanes.zero(); ACCUMULATORS];
+                let mut step = 0;
+                // As many blocks together as there are sums, so that these have registers.
+                for blocks in blocks.chunks(ACCUMULATORS) {
+                    for (block, bytes) in blocks.iter().enumerate() {
+                        let unpacked = F::unpack(lanes, bytes);
+                        let levels = unpacked.levels.as_chunks().0;
+                        for (i, levels) in levels.iter().enumerate() {
+                            let at = first + step + i;
+                            let part = |half: usize| (i * X_GROUP + half * 16) / group;
+                            let scale = [0, 1].map(|half| unpacked.scales[part(half)] * scales[at]);
+                            let acc = &mut acc[(block * groups + i) % ACCUMULATORS];
+                            *acc = lanes.multiply_add_pairs(levels, &values[at], scale, *acc);
+                        }
+                        if F::HAS_OFFSETS {
+                            offsets[step * X_GROUP / group..][..GROUPS]
+                                .copy_from_slice(&unpacked.offsets);
+                        }
+                        step += groups;
+                    }
+                }
+                let columns = blocks.len() * ELEMS;
+                let offsets =
+                    if F::HAS_OFFSETS { &offsets[..columns / group] } else { &offsets[..0] };
+                *out += total(
+                    lanes,
+                    acc,
+                    offsets,
+                    &x_sums[first * X_GROUP / group..][..columns / group],
+                );
+            }
+        }
+    }
+}
+
+/// Adds the products of `N` groups of 32 columns, the `first` of their panel and those after it.
 #[inline(always)]
 fn groups<L: Lanes, const T: usize, const GROUPS: usize, const N: usize>(
     lanes: L,
+    first: usize,
     levels: &[[i8; X_GROUP]],
     scales: &[[f32; GROUPS]],
     values: [&[[i16; X_GROUP]]; T],
@@ -306,7 +375,7 @@ fn groups<L: Lanes, const T: usize, const GROUPS: usize, const N: usize>(
         let mut row = acc[t];
         for i in 0..N {
             let scale = [scales[i][0] * x_scales[i], scales[i][GROUPS - 1] * x_scales[i]];
-            let acc = &mut row[i % ACCUMULATORS];
+            let acc = &mut row[(first + i) % ACCUMULATORS];
             *acc = lanes.multiply_add_pairs(&levels[i], &values[i], scale, *acc);
         }
         acc[t] = row;
