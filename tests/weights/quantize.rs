@@ -21,7 +21,7 @@ const FORMATS: [(Dtype, u32); 13] = [
     (Dtype::MXFP4, 39),
 ];
 
-/// Those whose levels are evenly spaced and many, with the bits of a level.
+/// Types whose levels are evenly spaced and many, with the bits of a level.
 const EVEN: [(Dtype, u32, i32); 8] = [
     (Dtype::Q4_0, 2, 4),
     (Dtype::Q4_1, 3, 4),

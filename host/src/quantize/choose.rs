@@ -13,7 +13,7 @@ use crate::weights::gguf::Metadata;
 pub(super) struct Candidate<'a> {
     pub name: &'a str,
     pub shape: &'a [usize],
-    /// Its type in the file, if it may stay in it.
+    /// Type in the file, if the tensor may stay in it.
     pub stored: Option<Dtype>,
 }
 

@@ -35,7 +35,7 @@ pub enum QuantizeError {
     NeedsImportance {
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// Type of the tensor.
         dtype: Dtype,
     },
     /// An importance matrix of another model.
