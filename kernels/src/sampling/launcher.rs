@@ -106,7 +106,7 @@ pub struct SampleWorkspace {
     pub zeroed: DevicePtr<u8>,
 }
 
-/// Chooses a token of each row of logits; [`NextToken::of_output`] reads the outputs.
+/// Chooses a token of each row of logits; [`NextToken::from_output`] reads the outputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Upper bound of the rows.
