@@ -1,4 +1,5 @@
-//! Stored elements to f32, bit for bit as ggml converts them: one function a format, over a block.
+//! Stored elements to f32, bit for bit as ggml converts them, and their products with x: one
+//! function a format, which unpacks a block to small integers and scales.
 //!
 //! The functions are straight-line code that the compiler vectorises; `pulp` compiles it for AVX-512,
 //! for AVX2 and for any processor, and chooses when the program runs.

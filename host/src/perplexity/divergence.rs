@@ -14,7 +14,7 @@ const MIN_COUNT: usize = 10;
 pub struct Estimate {
     /// The value.
     pub value: f64,
-    /// Its standard error; 0 where there is too little to tell.
+    /// Standard error; 0 where there is too little to tell.
     pub error: f64,
 }
 

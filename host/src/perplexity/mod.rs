@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(targets(12, Some(2)), [[1, 2, 3], [5, 6, 7]]);
     }
 
-    /// Of 1, 2 and 3 the mean is 2, the variance 2/3, and the error of the mean sqrt((2/3) / 2).
+    /// The mean of 1, 2 and 3 is 2, the variance 2/3, and the error of the mean sqrt((2/3) / 2).
     #[test]
     fn likelihoods_by_hand() {
         let mut likelihood = Likelihood::default();
