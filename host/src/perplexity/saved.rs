@@ -33,7 +33,7 @@ pub enum SavedError {
     /// Something else.
     #[error("not a file of log-probabilities: {0}")]
     Format(String),
-    /// Saved of another model's tokens.
+    /// The file is of another model's tokens.
     #[error("it has a vocabulary of {found} tokens, this model one of {wanted}")]
     Vocabulary {
         /// Tokens of the file.
