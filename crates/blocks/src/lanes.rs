@@ -15,6 +15,11 @@ pub trait Lanes: Copy {
     /// Sixteen i32.
     type I32s: Copy;
 
+    /// Whether sixteen f32 fill one of 32 registers, not two of 16.
+    fn has_32_registers(self) -> bool {
+        false
+    }
+
     /// Zeros.
     fn zero(self) -> Self::F32s;
 
@@ -25,7 +30,7 @@ pub trait Lanes: Copy {
     fn load(self, values: &[f32; 16]) -> Self::F32s;
 
     /// Adds the products of both 16-bit halves of `a[i]` and `b` to lane `i`.
-    fn multiply_add_halves(self, a: &[i32; 16], b: i32, acc: Self::I32s) -> Self::I32s;
+    fn multiply_add_halves(self, a: &[u32; 16], b: u32, acc: Self::I32s) -> Self::I32s;
 
     /// `ints[i] * (scales[i] * factor) + acc[i]`, with multiply-add.
     fn scale_add(
@@ -48,6 +53,19 @@ pub trait Lanes: Copy {
         scales: [f32; 2],
         acc: Self::F32s,
     ) -> Self::F32s;
+
+    /// Pairs of `levels` that follow each other, as 16-bit halves.
+    #[inline(always)]
+    fn widen_pairs(self, levels: &[i8; 32]) -> [u32; 16] {
+        let half = |level: i8| u32::from(i16::from(level).cast_unsigned());
+        array_of(|i| half(levels[2 * i]) | half(levels[2 * i + 1]) << 16)
+    }
+
+    /// Transposes sixteen rows of sixteen 32-bit elements.
+    #[inline(always)]
+    fn transpose(self, rows: &[[u32; 16]; 16]) -> [[u32; 16]; 16] {
+        array_of(|i| array_of(|j| rows[j][i]))
+    }
 
     /// What `acc` holds.
     fn values(self, acc: Self::F32s) -> [f32; 16];
@@ -133,9 +151,13 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn multiply_add_halves(self, a: &[i32; 16], b: i32, acc: [i32; 16]) -> [i32; 16] {
-        let product = |a: i32| i32::from(a as i16) * i32::from(b as i16) + (a >> 16) * (b >> 16);
-        array::from_fn(|i| acc[i] + product(a[i]))
+    fn multiply_add_halves(self, a: &[u32; 16], b: u32, acc: [i32; 16]) -> [i32; 16] {
+        let halves = |pair: u32| [pair as i16, (pair >> 16) as i16].map(i32::from);
+        let [b_low, b_high] = halves(b);
+        array::from_fn(|i| {
+            let [low, high] = halves(a[i]);
+            acc[i] + (low * b_low + high * b_high)
+        })
     }
 
     #[inline(always)]
@@ -198,9 +220,9 @@ impl Lanes for V3 {
     }
 
     #[inline(always)]
-    fn multiply_add_halves(self, a: &[i32; 16], b: i32, acc: [__m256i; 2]) -> [__m256i; 2] {
+    fn multiply_add_halves(self, a: &[u32; 16], b: u32, acc: [__m256i; 2]) -> [__m256i; 2] {
         let a: [__m256i; 2] = pulp::cast(*a);
-        let b = self.avx._mm256_set1_epi32(b);
+        let b = self.avx._mm256_set1_epi32(b.cast_signed());
         array::from_fn(|i| self.avx2._mm256_add_epi32(acc[i], self.avx2._mm256_madd_epi16(a[i], b)))
     }
 
@@ -269,6 +291,36 @@ impl Lanes for V4 {
     type I32s = __m512i;
 
     #[inline(always)]
+    fn has_32_registers(self) -> bool {
+        true
+    }
+
+    /// Four times, the first eight rows and the last eight are interleaved: the index of an element
+    /// turns by a bit.
+    #[inline(always)]
+    fn transpose(self, rows: &[[u32; 16]; 16]) -> [[u32; 16]; 16] {
+        const LOW: [u32; 16] = [0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23];
+        const HIGH: [u32; 16] = [8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31];
+        let [low, high]: [__m512i; 2] = [pulp::cast(LOW), pulp::cast(HIGH)];
+        let mut rows: [__m512i; 16] = pulp::cast(*rows);
+        for _ in 0..4 {
+            let mut next = rows;
+            for i in 0..8 {
+                let [a, b] = [rows[i], rows[i + 8]];
+                next[2 * i] = self.avx512f._mm512_permutex2var_epi32(a, low, b);
+                next[2 * i + 1] = self.avx512f._mm512_permutex2var_epi32(a, high, b);
+            }
+            rows = next;
+        }
+        pulp::cast(rows)
+    }
+
+    #[inline(always)]
+    fn widen_pairs(self, levels: &[i8; 32]) -> [u32; 16] {
+        pulp::cast(self.avx512bw._mm512_cvtepi8_epi16(pulp::cast(*levels)))
+    }
+
+    #[inline(always)]
     fn zero(self) -> __m512 {
         self.avx512f._mm512_setzero_ps()
     }
@@ -284,8 +336,8 @@ impl Lanes for V4 {
     }
 
     #[inline(always)]
-    fn multiply_add_halves(self, a: &[i32; 16], b: i32, acc: __m512i) -> __m512i {
-        let b = self.avx512f._mm512_set1_epi32(b);
+    fn multiply_add_halves(self, a: &[u32; 16], b: u32, acc: __m512i) -> __m512i {
+        let b = self.avx512f._mm512_set1_epi32(b.cast_signed());
         let products = self.avx512bw._mm512_madd_epi16(pulp::cast(*a), b);
         self.avx512f._mm512_add_epi32(acc, products)
     }

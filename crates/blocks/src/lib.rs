@@ -15,8 +15,10 @@ mod k;
 mod lanes;
 mod legacy;
 mod plain;
+mod plain_tiles;
 mod products;
 mod quantize;
+mod rows;
 mod tiles;
 
 use lanes::{Lanes, Portable};
@@ -30,8 +32,11 @@ use gpu_types::Dtype;
 pub use pulp::Arch;
 
 pub use expand::{Expander, expander};
+pub use plain::PlainProducts;
+pub use plain_tiles::{FillTile, Panels, TileColumn, multiply_add};
 pub use products::{IntegerRows, Products};
 pub use quantize::quantizer;
+pub use rows::WeightRows;
 pub use tiles::{TILE_COLUMNS, TILE_ROWS, Tile};
 
 /// Codecs of each family of formats.
@@ -79,13 +84,31 @@ pub struct IntegerFormat {
     has_offsets: bool,
 }
 
+/// A type whose elements stand alone.
+#[derive(Clone, Copy)]
+pub struct PlainFormat {
+    /// Products with few rows of x.
+    pub products: PlainProducts,
+    /// Fills tiles for products with many.
+    pub fill_tile: FillTile,
+}
+
+/// How products with a weight are computed.
+#[derive(Clone, Copy)]
+pub enum Kernels {
+    /// In f32.
+    Plain(PlainFormat),
+    /// In integers, of a format in blocks.
+    Integers(IntegerFormat),
+}
+
 /// What is computed with stored elements.
 #[derive(Clone, Copy)]
 pub struct Codec {
     /// Conversion of the elements to f32.
     pub decode: Decoder,
-    /// The integers, of a format in blocks.
-    pub integers: Option<IntegerFormat>,
+    /// Products.
+    pub kernels: Kernels,
 }
 
 impl Codec {
@@ -93,7 +116,7 @@ impl Codec {
     pub fn of(dtype: Dtype) -> Option<Self> {
         Some(match dtype {
             Dtype::F32 => Codec::of_plain::<plain::F32, _>(),
-            Dtype::F16 => Codec { decode: decode_f16, integers: None },
+            Dtype::F16 => Codec::of_plain::<plain::F16, _>(),
             Dtype::BF16 => Codec::of_plain::<plain::BF16, _>(),
             Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => Codec::of_plain::<plain::E4M3, _>(),
             Dtype::Blocks(format) => {
@@ -105,7 +128,9 @@ impl Codec {
     }
 
     const fn of_plain<F: Plain<BYTES>, const BYTES: usize>() -> Self {
-        Codec { decode: decode_plain::<F, _>, integers: None }
+        let products = plain::products::<F, _>;
+        let kernels = PlainFormat { products, fill_tile: plain_tiles::fill::<F, _> };
+        Codec { decode: decode_plain::<F, _>, kernels: Kernels::Plain(kernels) }
     }
 
     const fn of_blocks<
@@ -122,7 +147,7 @@ impl Codec {
             group: ELEMS / GROUPS,
             has_offsets: F::HAS_OFFSETS,
         };
-        Codec { decode: decode::<F, _, _, _>, integers: Some(integers) }
+        Codec { decode: decode::<F, _, _, _>, kernels: Kernels::Integers(integers) }
     }
 }
 
@@ -182,29 +207,17 @@ fn decode_plain<F: Plain<BYTES>, const BYTES: usize>(arch: Arch, stored: &[u8], 
     struct Work<'a, F, const BYTES: usize>(&'a [[u8; BYTES]], &'a mut [f32], PhantomData<F>);
     impl<F: Plain<BYTES>, const BYTES: usize> WithLanes for Work<'_, F, BYTES> {
         #[inline(always)]
-        fn run(self, _: impl Lanes) {
-            self.1.iter_mut().zip(self.0).for_each(|(out, stored)| *out = F::read(stored));
-        }
-    }
-    dispatch(arch, Work::<F, _>(stored.as_chunks().0, out, PhantomData));
-}
-
-/// Converts f16.
-fn decode_f16(arch: Arch, stored: &[u8], out: &mut [f32]) {
-    struct Work<'a>(&'a [[u8; 2]], &'a mut [f32]);
-    impl WithLanes for Work<'_> {
-        #[inline(always)]
         fn run(self, lanes: impl Lanes) {
             let ((stored, stored_tail), (out, out_tail)) =
                 (self.0.as_chunks(), self.1.as_chunks_mut());
             for (stored, out) in stored.iter().zip(out) {
-                *out = lanes.widen_halves(stored);
+                *out = F::widen(lanes, stored);
             }
             let tail = out_tail.iter_mut().zip(stored_tail);
-            tail.for_each(|(out, stored)| *out = plain::F16::read(stored));
+            tail.for_each(|(out, stored)| *out = F::read(stored));
         }
     }
-    dispatch(arch, Work(stored.as_chunks().0, out));
+    dispatch(arch, Work::<F, _>(stored.as_chunks().0, out, PhantomData));
 }
 
 /// Converts `stored`, blocks of `F`.

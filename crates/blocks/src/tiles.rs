@@ -24,7 +24,7 @@ type Column<T> = [[T; 16]; 2];
 /// A tile of a weight.
 pub struct Tile {
     /// Pairs of levels that follow each other in a row, as 16-bit halves.
-    levels: Vec<[Column<i32>; STEP / 2]>,
+    levels: Vec<[Column<u32>; STEP / 2]>,
     /// Scales of groups, and offsets.
     scales: Vec<Column<f32>>,
     offsets: Vec<Column<f32>>,
@@ -46,27 +46,23 @@ impl Tile {
         let format = self.format;
         self.columns = TILE_COLUMNS.min(width - column);
         let bytes = |columns: usize| columns / format.block_elems * format.block_bytes;
-        let mut levels = [0; TILE_COLUMNS];
+        let groups = self.columns / format.group;
+        let mut levels = [[0; TILE_COLUMNS]; 16];
         let (mut scales, mut offsets) = ([0.0; TILE_COLUMNS / 16], [0.0; TILE_COLUMNS / 16]);
-        for (n, row) in rows.chunks_exact(bytes(width)).enumerate() {
-            let stored = &row[bytes(column)..][..bytes(self.columns)];
-            let groups = self.columns / format.group;
-            let levels = &mut levels[..self.columns];
-            let (scales, offsets) = (&mut scales[..groups], &mut offsets[..groups]);
-            (format.unpack)(arch, stored, levels, scales, offsets);
-            let (half, lane) = (n / 16, n % 16);
-            for (column, &[low, high]) in
-                self.levels.as_flattened_mut().iter_mut().zip(levels.as_chunks().0)
-            {
-                let low = i32::from(low) & 0xFFFF;
-                column[half][lane] = low | i32::from(high) << 16;
+        for (half, rows) in rows.chunks(16 * bytes(width)).enumerate() {
+            for (lane, row) in rows.chunks_exact(bytes(width)).enumerate() {
+                let stored = &row[bytes(column)..][..bytes(self.columns)];
+                let levels = &mut levels[lane][..self.columns];
+                let (scales, offsets) = (&mut scales[..groups], &mut offsets[..groups]);
+                (format.unpack)(arch, stored, levels, scales, offsets);
+                for (column, &scale) in self.scales.iter_mut().zip(&*scales) {
+                    column[half][lane] = scale;
+                }
+                for (column, &offset) in self.offsets.iter_mut().zip(&*offsets) {
+                    column[half][lane] = offset;
+                }
             }
-            for (column, &scale) in self.scales.iter_mut().zip(&*scales) {
-                column[half][lane] = scale;
-            }
-            for (column, &offset) in self.offsets.iter_mut().zip(&*offsets) {
-                column[half][lane] = offset;
-            }
+            dispatch(arch, Transpose { levels: &levels, half, out: &mut self.levels });
         }
     }
 
@@ -97,6 +93,28 @@ impl Tile {
     }
 }
 
+/// Sixteen rows of levels become a half of a tile.
+struct Transpose<'a> {
+    levels: &'a [[i8; TILE_COLUMNS]; 16],
+    half: usize,
+    out: &'a mut [[Column<u32>; STEP / 2]],
+}
+
+impl WithLanes for Transpose<'_> {
+    #[inline(always)]
+    fn run(self, lanes: impl Lanes) {
+        for (step, out) in self.out.iter_mut().enumerate() {
+            let mut rows = [[0; 16]; 16];
+            for (pairs, levels) in rows.iter_mut().zip(self.levels) {
+                *pairs = lanes.widen_pairs(&levels.as_chunks().0[step]);
+            }
+            for (out, column) in out.iter_mut().zip(lanes.transpose(&rows)) {
+                out[self.half] = column;
+            }
+        }
+    }
+}
+
 /// A tile with all rows of x; `GROUPS` groups in 32 columns.
 struct TileTimesX<'a, const GROUPS: usize, const OFFSETS: bool> {
     tile: &'a Tile,
@@ -109,29 +127,33 @@ impl<const GROUPS: usize, const OFFSETS: bool> WithLanes for TileTimesX<'_, GROU
     #[inline(always)]
     fn run(self, lanes: impl Lanes) {
         let TileTimesX { tile, x, column, acc } = self;
-        let (blocks, rest) = acc.as_chunks_mut::<BLOCK>();
-        let first_rest = blocks.len() * BLOCK;
-        for (block, acc) in blocks.iter_mut().enumerate() {
-            block_times_tile::<_, BLOCK, GROUPS, OFFSETS>(
-                lanes,
-                tile,
-                x,
-                column,
-                block * BLOCK,
-                acc,
-            );
+        let mut first = 0;
+        while first < acc.len() {
+            let acc = &mut acc[first..];
+            first += match acc.len() {
+                BLOCK.. => Self::block::<_, BLOCK>(lanes, tile, x, column, first, acc),
+                3.. => Self::block::<_, 3>(lanes, tile, x, column, first, acc),
+                2 => Self::block::<_, 2>(lanes, tile, x, column, first, acc),
+                _ => Self::block::<_, 1>(lanes, tile, x, column, first, acc),
+            };
         }
-        for (row, acc) in rest.iter_mut().enumerate() {
-            let acc = array::from_mut(acc);
-            block_times_tile::<_, 1, GROUPS, OFFSETS>(
-                lanes,
-                tile,
-                x,
-                column,
-                first_rest + row,
-                acc,
-            );
-        }
+    }
+}
+
+impl<const GROUPS: usize, const OFFSETS: bool> TileTimesX<'_, GROUPS, OFFSETS> {
+    /// The first `B` rows of `acc`, which are those of x from `first` on; gives `B`.
+    #[inline(always)]
+    fn block<L: Lanes, const B: usize>(
+        lanes: L,
+        tile: &Tile,
+        x: &IntegerRows,
+        column: usize,
+        first: usize,
+        acc: &mut [[f32; TILE_ROWS]],
+    ) -> usize {
+        let acc = acc.first_chunk_mut().expect("B rows");
+        block_times_tile::<_, B, GROUPS, OFFSETS>(lanes, tile, x, column, first, acc);
+        B
     }
 }
 
@@ -164,7 +186,8 @@ fn block_times_tile<L: Lanes, const B: usize, const GROUPS: usize, const OFFSETS
             for pair in part * pairs..(part + 1) * pairs {
                 for b in 0..B {
                     let [low, high] = [values[b][step][2 * pair], values[b][step][2 * pair + 1]];
-                    let x = i32::from(low) & 0xFFFF | i32::from(high) << 16;
+                    let [low, high] = [low, high].map(|x| u32::from(x.cast_unsigned()));
+                    let x = low | high << 16;
                     for half in 0..2 {
                         ints[b][half] =
                             lanes.multiply_add_halves(&levels[pair][half], x, ints[b][half]);

@@ -1,48 +1,46 @@
 //! `out[t, n] = sum_k x[t, k] * weight[n, k]`.
 //!
 //! A small batch is bound by reading the weight: inner products over runs of weight rows, each
-//! read from memory once for all rows of x. A larger one is a matrix product: by tiles for weights
-//! in blocks, by nalgebra for others. Both partition the weight's rows over the threads.
+//! read from memory once for all rows of x. A larger one is a matrix product by tiles, each
+//! converted once. Both partition the weight's rows over the threads.
 //!
-//! Weights in blocks are multiplied as integers, by x in 16 bits; other elements are converted to
-//! f32 by the one thread that reads them.
+//! Weights in blocks are multiplied as integers, by x in 16 bits; other elements in f32.
 
 use super::activations::{Rows, RowsMut};
-use super::dot::Partial;
-use super::weights::{StoredRows, StoredWeight};
-use blocks::{IntegerFormat, IntegerRows, Products, TILE_COLUMNS, TILE_ROWS, Tile};
-use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
-use pulp::{Arch, Simd, WithSimd};
+use super::weights::StoredWeight;
+use blocks::{
+    IntegerFormat, IntegerRows, Kernels, Panels, PlainFormat, Products, TILE_COLUMNS, TILE_ROWS,
+    Tile, WeightRows, multiply_add,
+};
+use nalgebra::{DMatrixViewMut, Dyn};
+use pulp::Arch;
 
-/// Most rows for which inner products are used. A matrix product packs the weight first; at 32 rows
-/// inner products take twice as long (`cargo bench --bench cpu -- linear`).
-const MAX_DOT_ROWS: usize = 16;
+/// Most rows for which inner products are used, of weights in f32 and of weights in integers. A
+/// matrix product converts and transposes the weight first (`cargo bench --bench cpu -- linear`).
+const MAX_DOT_ROWS: usize = 12;
+const MAX_INTEGER_DOT_ROWS: usize = 2;
 /// Weight elements in one task's block of inner products: half of a core's L2 cache, so that the
 /// next row finds them.
 const DOT_BLOCK_ELEMS: usize = 1 << 17;
-/// Columns of a weight row that are converted to f32 together: whole blocks of every format, which
-/// stay in the first-level cache.
-const RUN_COLUMNS: usize = 1024;
-/// Least weight rows in one task of a matrix product, since each task packs `x` again.
-const MIN_PRODUCT_ROWS: usize = 64;
-/// Weight rows in one task of a matrix product that converts them to f32 first: they stay in a
-/// core's caches.
-const WIDENED_ROWS: usize = 256;
-/// Least dimension of a matrix product: below it, nalgebra 0.35 reads strided views out of bounds.
-const MIN_PRODUCT_DIM: usize = 6;
-const _: () = assert!(MAX_DOT_ROWS >= MIN_PRODUCT_DIM);
 
 /// `out` transposed, `[n, rows]`: it can be partitioned along the weight's rows.
 type Transposed<'a> = DMatrixViewMut<'a, f32, Dyn, Dyn>;
 
+/// x as products take it.
+struct Operand<'a> {
+    rows: Vec<&'a [f32]>,
+    /// Where there are too many rows for inner products.
+    panels: Option<Panels>,
+    /// x in 16 bits, where a part of the weight is in blocks.
+    integers: Option<IntegerRows>,
+}
+
 /// How some rows of the weight are multiplied.
 #[derive(Clone, Copy)]
 struct Product<'a> {
-    x: &'a Rows<'a>,
+    x: &'a Operand<'a>,
     accumulate: bool,
-    by_inner_products: bool,
-    /// x in 16 bits, where a part of the weight is in blocks.
-    integers: Option<&'a IntegerRows>,
+    batch_invariant: bool,
 }
 
 /// Computes `out = x * weight^T`, or adds it to `out` with `accumulate`. `weight` is `[out.width(),
@@ -55,24 +53,27 @@ pub fn linear(
     batch_invariant: bool,
     out: &mut RowsMut,
 ) {
-    let (rows, n, k) = (out.num_rows(), out.width(), x.width());
-    if rows == 0 {
+    let (num_rows, n, k) = (out.num_rows(), out.width(), x.width());
+    if num_rows == 0 {
         return;
     }
     let (data, stride) = out.strided();
-    let out = DMatrixViewMut::from_slice_with_strides_mut(data, n, rows, 1, stride);
-    let by_inner_products = batch_invariant || rows <= MAX_DOT_ROWS || k < MIN_PRODUCT_DIM;
+    let out = DMatrixViewMut::from_slice_with_strides_mut(data, n, num_rows, 1, stride);
     let runs = weight.runs();
-    let has_blocks = runs.iter().any(|run| run.integers().is_some());
-    let integers =
-        has_blocks.then(|| IntegerRows::new(Arch::new(), (0..rows).map(|row| x.row(row)), k));
-    let integers = integers.as_ref();
-    Product { x, accumulate, by_inner_products, integers }.of_runs(&runs, out);
+    let rows: Vec<_> = (0..num_rows).map(|row| x.row(row)).collect();
+    let is_plain = |run: &WeightRows| matches!(run.kernels(), Kernels::Plain(_));
+    let by_tiles = num_rows > MAX_DOT_ROWS && !batch_invariant;
+    let panels = by_tiles && runs.iter().any(is_plain);
+    let panels = panels.then(|| Panels::new(rows.iter().copied(), k));
+    let integers = !runs.iter().all(is_plain);
+    let integers = integers.then(|| IntegerRows::new(Arch::new(), rows.iter().copied(), k));
+    let x = &Operand { rows, panels, integers };
+    Product { x, accumulate, batch_invariant }.of_runs(&runs, out);
 }
 
 impl Product<'_> {
     /// The rows that are stored alike are multiplied together.
-    fn of_runs(self, weight: &[StoredRows], mut out: Transposed) {
+    fn of_runs(self, weight: &[WeightRows], mut out: Transposed) {
         if let [run, ref rest @ ..] = *weight {
             let middle = run.num_rows();
             let (low, high) = out.rows_range_pair_mut(..middle, middle..);
@@ -80,72 +81,62 @@ impl Product<'_> {
         }
     }
 
-    fn of_run(mut self, weight: StoredRows, out: Transposed) {
-        self.by_inner_products |= weight.num_rows() < MIN_PRODUCT_DIM;
-        let block_n = if self.by_inner_products {
-            (DOT_BLOCK_ELEMS / self.x.width()).max(1)
-        } else if weight.integers().is_some() {
-            TILE_ROWS
-        } else if weight.is_f32() {
-            let per_thread = weight.num_rows().div_ceil(rayon::current_num_threads());
-            per_thread.next_multiple_of(8).max(MIN_PRODUCT_ROWS)
-        } else {
-            WIDENED_ROWS
+    fn of_run(self, weight: WeightRows, out: Transposed) {
+        let max_dot_rows = match weight.kernels() {
+            Kernels::Plain(_) => MAX_DOT_ROWS,
+            Kernels::Integers(_) => MAX_INTEGER_DOT_ROWS,
         };
-        self.divide(block_n, weight, out);
+        if self.batch_invariant || self.x.rows.len() <= max_dot_rows {
+            let block_n = (DOT_BLOCK_ELEMS / weight.width()).max(1);
+            self.divide(block_n, 8, weight, out, &Self::inner_products);
+        } else {
+            self.divide(TILE_ROWS, TILE_ROWS, weight, out, &Self::matrix_product);
+        }
     }
 
-    /// Halves the range of weight rows until a task has at most `block_n`.
-    fn divide(self, block_n: usize, weight: StoredRows, mut out: Transposed) {
+    /// Halves the range of weight rows, at multiples of `unit`, until a task has at most `block_n`.
+    fn divide(
+        self,
+        block_n: usize,
+        unit: usize,
+        weight: WeightRows,
+        mut out: Transposed,
+        compute: &(impl Fn(Self, WeightRows, Transposed) + Sync),
+    ) {
         let n = out.nrows();
         if n <= block_n {
-            let integers = weight.integers().zip(self.integers);
-            return match (integers, self.by_inner_products) {
-                (Some((format, x)), true) => self.integer_products(format, x, weight, out),
-                (Some((format, x)), false) => self.tile_product(format, x, weight, out),
-                (None, true) => Arch::new().dispatch(InnerProducts { product: self, weight, out }),
-                (None, false) => self.matrix_product(&weight.widen(), out),
-            };
+            return compute(self, weight, out);
         }
-        let unit = if block_n == TILE_ROWS { TILE_ROWS } else { 8 };
         let middle = (n / 2).next_multiple_of(unit).min(n - 1);
         let (weight_low, weight_high) = weight.split_at(middle);
         let (low, high) = out.rows_range_pair_mut(..middle, middle..);
         rayon::join(
-            || self.divide(block_n, weight_low, low),
-            || self.divide(block_n, weight_high, high),
+            || self.divide(block_n, unit, weight_low, low, compute),
+            || self.divide(block_n, unit, weight_high, high, compute),
         );
     }
 
-    /// Inner products of a weight in blocks.
-    fn integer_products(
-        self,
-        format: IntegerFormat,
-        x: &IntegerRows,
-        weight: StoredRows,
-        mut out: Transposed,
-    ) {
-        let products = Products { format, weight: weight.bytes(), x };
-        products.compute(Arch::new(), |t, n, product| {
+    fn inner_products(self, weight: WeightRows, mut out: Transposed) {
+        let arch = Arch::new();
+        let mut store = |t: usize, n: usize, product| {
             let out = &mut out[(n, t)];
             *out = if self.accumulate { *out + product } else { product };
-        });
+        };
+        match weight.kernels() {
+            Kernels::Plain(format) => (format.products)(arch, weight, &self.x.rows, &mut store),
+            Kernels::Integers(format) => {
+                let x = self.x.integers.as_ref().expect("made for weights in blocks");
+                Products { format, weight: weight.bytes(), x }.compute(arch, store);
+            }
+        }
     }
 
-    /// A tile's rows of a weight in blocks.
-    fn tile_product(
-        self,
-        format: IntegerFormat,
-        x: &IntegerRows,
-        weight: StoredRows,
-        mut out: Transposed,
-    ) {
-        let (arch, width) = (Arch::new(), x.width());
-        let mut tile = Tile::new(format);
-        let mut acc = vec![[0.0; TILE_ROWS]; x.num_rows()];
-        for column in (0..width).step_by(TILE_COLUMNS) {
-            tile.fill(arch, weight.bytes(), width, column);
-            tile.multiply_add(arch, x, column, &mut acc);
+    /// A tile's rows.
+    fn matrix_product(self, weight: WeightRows, mut out: Transposed) {
+        let mut acc = vec![[0.0; TILE_ROWS]; self.x.rows.len()];
+        match weight.kernels() {
+            Kernels::Plain(format) => self.plain_tiles(format, weight, &mut acc),
+            Kernels::Integers(format) => self.integer_tiles(format, weight, &mut acc),
         }
         for (mut out, acc) in out.column_iter_mut().zip(&acc) {
             for (out, &product) in out.iter_mut().zip(acc) {
@@ -154,52 +145,28 @@ impl Product<'_> {
         }
     }
 
-    fn matrix_product(self, weight: &[f32], mut out: Transposed) {
-        let (n, k) = (out.nrows(), self.x.width());
-        let beta = if self.accumulate { 1.0 } else { 0.0 };
-        let weight = DMatrixView::from_slice_with_strides(weight, n, k, k, 1);
-        let (data, stride) = self.x.strided();
-        let x_transposed =
-            DMatrixView::from_slice_with_strides(data, k, self.x.num_rows(), 1, stride);
-        out.gemm(1.0, &weight, &x_transposed, beta);
+    fn plain_tiles(self, format: PlainFormat, weight: WeightRows, acc: &mut [[f32; TILE_ROWS]]) {
+        let x = self.x.panels.as_ref().expect("made for many rows");
+        let mut tile = vec![[0.0; TILE_ROWS]; TILE_COLUMNS];
+        for column in (0..weight.width()).step_by(TILE_COLUMNS) {
+            let (columns, x) = x.panel(column);
+            let tile = &mut tile[..columns];
+            (format.fill_tile)(Arch::new(), weight, column, tile);
+            multiply_add(Arch::new(), x, columns, tile, acc);
+        }
     }
-}
 
-/// Every row of x by every row of the weight.
-struct InnerProducts<'a> {
-    product: Product<'a>,
-    weight: StoredRows<'a>,
-    out: Transposed<'a>,
-}
-
-impl WithSimd for InnerProducts<'_> {
-    type Output = ();
-
-    /// [`MAX_DOT_ROWS`] rows of x at a time, for which each element of the weight is converted
-    /// once.
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let InnerProducts { product: Product { x, accumulate, .. }, weight, mut out } = self;
-        let (arch, n, k) = (Arch::new(), out.nrows(), x.width());
-        let (mut buffer, mut sums) = ([0.0; RUN_COLUMNS], [Partial::zero(simd); MAX_DOT_ROWS]);
-        for first in (0..x.num_rows()).step_by(MAX_DOT_ROWS) {
-            let batch = first..x.num_rows().min(first + MAX_DOT_ROWS);
-            let sums = &mut sums[..batch.len()];
-            for n in 0..n {
-                sums.fill(Partial::zero(simd));
-                for start in (0..k).step_by(RUN_COLUMNS) {
-                    let columns = start..k.min(start + RUN_COLUMNS);
-                    let buffer = &mut buffer[..columns.len()];
-                    let weights = weight.widen_columns(arch, n, columns.clone(), buffer);
-                    for (t, sum) in batch.clone().zip(&mut *sums) {
-                        sum.add(simd, weights, &x.row(t)[columns.clone()]);
-                    }
-                }
-                for (t, sum) in batch.clone().zip(&*sums) {
-                    let (out, value) = (&mut out[(n, t)], sum.total(simd));
-                    *out = if accumulate { *out + value } else { value };
-                }
-            }
+    fn integer_tiles(
+        self,
+        format: IntegerFormat,
+        weight: WeightRows,
+        acc: &mut [[f32; TILE_ROWS]],
+    ) {
+        let x = self.x.integers.as_ref().expect("made for weights in blocks");
+        let mut tile = Tile::new(format);
+        for column in (0..weight.width()).step_by(TILE_COLUMNS) {
+            tile.fill(Arch::new(), weight.bytes(), weight.width(), column);
+            tile.multiply_add(Arch::new(), x, column, acc);
         }
     }
 }
@@ -209,8 +176,8 @@ mod tests {
     use super::*;
     use crate::testing::{assert_close, random};
     use blocks::decoder;
-    use gpu_types::BlockFormat;
-    use half::f16;
+    use gpu_types::{BlockFormat, E4m3};
+    use half::{bf16, f16};
     use plan::{Dtype, ReadWeightError, Weight, WeightPart, WeightSource};
     use std::ops::Range;
 
@@ -351,6 +318,62 @@ mod tests {
                     let wanted = oracle(&x, &elements, k, &vec![0.0; rows * n]);
                     let off = relative_error(&out, &wanted, &x, &elements, k);
                     assert!(off < 1e-4, "{off:e}: {rows} rows, k {k}, {parts:?}");
+                }
+            }
+        }
+    }
+
+    /// Elements of `dtype` with scales, for E4M3 one a row or a block of 128 x 128, and their
+    /// numbers.
+    fn stored_plain(dtype: Dtype, n: usize, k: usize) -> (StoredWeight, Vec<f32>) {
+        let codes = random(5, n * k).into_iter().map(|x| (x * 1000.0) as i32 as u8);
+        let (mut bytes, mut elements) = (Vec::new(), Vec::new());
+        for (x, code) in random(6, n * k).into_iter().zip(codes) {
+            match dtype {
+                Dtype::F16 => bytes.extend(f16::from_f32(x).to_le_bytes()),
+                Dtype::BF16 => bytes.extend(bf16::from_f32(x).to_le_bytes()),
+                // Not NaN.
+                _ => bytes.push(if code & 0x7F == 0x7F { 0 } else { code }),
+            }
+            elements.push(match *bytes {
+                [.., low, high] if dtype == Dtype::F16 => f16::from_le_bytes([low, high]).to_f32(),
+                [.., low, high] if dtype == Dtype::BF16 => {
+                    bf16::from_le_bytes([low, high]).to_f32()
+                }
+                _ => E4m3::from_bits(bytes[bytes.len() - 1]).to_f32(),
+            });
+        }
+        let mut weight = Weight::whole("weight", n, k, dtype);
+        weight.parts = vec![WeightPart::new("part", n, dtype)];
+        if weight.num_scales() > 0 {
+            let scales = random(7, weight.num_scales());
+            for (i, element) in elements.iter_mut().enumerate() {
+                let (row, column) = (i / k, i % k);
+                *element *= match dtype {
+                    Dtype::F8_E4M3 => scales[row],
+                    _ => scales[row / 128 * k.div_ceil(128) + column / 128],
+                };
+            }
+            bytes.resize(weight.scales_at(), 0);
+            bytes.extend_from_slice(bytemuck::cast_slice(&scales));
+        }
+        (StoredWeight::read(&weight, &Bytes(bytes)).unwrap(), elements)
+    }
+
+    /// Inner products and tiles, whole ones and parts; columns that fill no step or block.
+    #[test]
+    fn plain_elements_match_the_oracle() {
+        for dtype in [Dtype::F16, Dtype::BF16, Dtype::F8_E4M3, Dtype::F8_E4M3_BLOCKS] {
+            for (n, k) in [(1, 32), (5, 13), (150, 256), (37, 700)] {
+                let (weight, elements) = stored_plain(dtype, n, k);
+                for rows in [1, 2, 3, 4, 7, MAX_DOT_ROWS, MAX_DOT_ROWS + 1, 45] {
+                    let x = random(1, rows * k);
+                    let mut out = vec![f32::NAN; rows * n];
+                    let mut out_rows = RowsMut::dense(&mut out, n);
+                    linear(&Rows::dense(&x, k), &weight, false, false, &mut out_rows);
+                    let wanted = oracle(&x, &elements, k, &vec![0.0; rows * n]);
+                    let off = relative_error(&out, &wanted, &x, &elements, k);
+                    assert!(off < 1e-5, "{off:e}: {rows} rows, [{n}, {k}], {dtype}");
                 }
             }
         }
