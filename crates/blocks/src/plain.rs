@@ -5,8 +5,9 @@ use super::lanes::{Lanes, array_of, map, sum};
 use super::{Arch, WeightRows, WithLanes, dispatch, half_to_f32};
 use std::marker::PhantomData;
 
-/// Columns that a step takes, and whose sums do not wait for each other: two vectors.
-const STEP: usize = 32;
+/// Columns that a step takes, and whose sums do not wait for each other: four vectors, a part of a
+/// block of scales.
+const STEP: usize = 64;
 
 /// A type whose elements stand alone.
 pub trait Plain<const BYTES: usize> {
@@ -74,8 +75,7 @@ impl Plain<1> for E4M3 {
 /// the row of the weight and their product. The bits of a row of x do not depend on the others.
 pub type PlainProducts = fn(Arch, WeightRows, &[&[f32]], &mut dyn FnMut(usize, usize, f32));
 
-/// [`PlainProducts`] of elements of `F`. As many rows of the weight and of x at once as there are
-/// registers for their sums.
+/// [`PlainProducts`] of elements of `F`.
 pub(super) fn products<F: Plain<BYTES>, const BYTES: usize>(
     arch: Arch,
     weight: WeightRows,
@@ -85,106 +85,83 @@ pub(super) fn products<F: Plain<BYTES>, const BYTES: usize>(
     let mut first = 0;
     while first < x.len() {
         let rest = &x[first..];
-        match rest.len() {
-            1 => products_of::<F, BYTES, 4, 1>(arch, weight, first, rest, out),
-            2 | 3 => products_of::<F, BYTES, 4, 2>(arch, weight, first, rest, out),
-            _ => products_of::<F, BYTES, 2, 4>(arch, weight, first, rest, out),
-        }
         first += match rest.len() {
-            len @ (1 | 2) => len,
-            3 => 2,
-            _ => 4,
+            1 => products_of::<F, BYTES, 1>(arch, weight, first, rest, out),
+            2 | 3 => products_of::<F, BYTES, 2>(arch, weight, first, rest, out),
+            _ => products_of::<F, BYTES, 4>(arch, weight, first, rest, out),
         };
     }
 }
 
-/// `R` rows of the weight at a time and the first `T` rows of `x`, of which the first has the index
-/// `first`.
-fn products_of<F: Plain<BYTES>, const BYTES: usize, const R: usize, const T: usize>(
+/// The first `T` rows of `x`, of which the first has the index `first`; gives `T`.
+fn products_of<F: Plain<BYTES>, const BYTES: usize, const T: usize>(
     arch: Arch,
     weight: WeightRows,
     first: usize,
     x: &[&[f32]],
     out: &mut dyn FnMut(usize, usize, f32),
-) {
+) -> usize {
     let x = *x.first_chunk().expect("T rows of x");
     let mut sums = vec![[0.0; T]; weight.num_rows()];
-    dispatch(arch, RowsTimesX::<F, BYTES, R, T> { weight, x, sums: &mut sums, of: PhantomData });
+    dispatch(arch, RowsTimesX::<F, BYTES, T> { weight, x, sums: &mut sums, of: PhantomData });
     for (n, sums) in sums.iter().enumerate() {
         sums.iter().enumerate().for_each(|(t, &sum)| out(first + t, n, sum));
     }
+    T
 }
 
-struct RowsTimesX<'a, F, const BYTES: usize, const R: usize, const T: usize> {
+/// The weight is read from its beginning to its end: memory is fastest so.
+struct RowsTimesX<'a, F, const BYTES: usize, const T: usize> {
     weight: WeightRows<'a>,
     x: [&'a [f32]; T],
     sums: &'a mut [[f32; T]],
     of: PhantomData<F>,
 }
 
-impl<F: Plain<BYTES>, const BYTES: usize, const R: usize, const T: usize> WithLanes
-    for RowsTimesX<'_, F, BYTES, R, T>
+impl<F: Plain<BYTES>, const BYTES: usize, const T: usize> WithLanes
+    for RowsTimesX<'_, F, BYTES, T>
 {
     #[inline(always)]
     fn run(self, lanes: impl Lanes) {
         let RowsTimesX { weight, x, sums, .. } = self;
-        let (together, rest) = sums.as_chunks_mut::<R>();
-        let first_rest = together.len() * R;
-        for (i, sums) in together.iter_mut().enumerate() {
-            *sums = rows_times_x::<_, F, BYTES, R, T>(lanes, weight, i * R, x);
-        }
-        for (i, sums) in rest.iter_mut().enumerate() {
-            [*sums] = rows_times_x::<_, F, BYTES, 1, T>(lanes, weight, first_rest + i, x);
+        let rows = weight.bytes().as_chunks().0.chunks_exact(weight.width());
+        for (n, (row, sums)) in rows.zip(sums).enumerate() {
+            let scale = |column| if F::HAS_SCALES { weight.scale(n, column) } else { 1.0 };
+            *sums = row_times_x::<F, BYTES, T>(lanes, row, scale, x);
         }
     }
 }
 
-/// `R` rows of the weight from `first` on.
+/// `scale` is that of a column.
 #[inline(always)]
-fn rows_times_x<L: Lanes, F: Plain<BYTES>, const BYTES: usize, const R: usize, const T: usize>(
-    lanes: L,
-    weight: WeightRows,
-    first: usize,
+fn row_times_x<F: Plain<BYTES>, const BYTES: usize, const T: usize>(
+    lanes: impl Lanes,
+    row: &[[u8; BYTES]],
+    scale: impl Fn(usize) -> f32,
     x: [&[f32]; T],
-) -> [[f32; T]; R] {
-    let (width, steps) = (weight.width(), weight.width() / STEP);
-    let rows: [&[[u8; BYTES]]; R] =
-        array_of(|r| &weight.bytes().as_chunks().0[(first + r) * width..][..width]);
-    let scale = |r: usize, step: usize| weight.scale(first + r, step * STEP);
-    let whole: [&[[[u8; BYTES]; STEP]]; R] = map(rows, |row| &row.as_chunks().0[..steps]);
-    let x_whole: [&[[f32; STEP]]; T] = map(x, |x| &x.as_chunks().0[..steps]);
-    let mut acc = [[[lanes.zero(); 2]; T]; R];
-    for step in 0..steps {
-        for r in 0..R {
-            let scale = if F::HAS_SCALES { scale(r, step) } else { 1.0 };
-            let stored = whole[r][step].as_chunks().0;
-            for half in 0..2 {
-                let mut weight = F::widen(lanes, &stored[half]);
-                if F::HAS_SCALES {
-                    weight = map(weight, |element| element * scale);
-                }
-                for t in 0..T {
-                    let x = &x_whole[t][step].as_chunks().0[half];
-                    acc[r][t][half] = lanes.multiply_add(&weight, x, acc[r][t][half]);
-                }
+) -> [f32; T] {
+    let (steps, rest) = row.as_chunks::<STEP>();
+    let x_steps: [&[[f32; STEP]]; T] = map(x, |x| &x.as_chunks().0[..steps.len()]);
+    let mut acc = [[lanes.zero(); 4]; T];
+    for (step, stored) in steps.iter().enumerate() {
+        let scale = if F::HAS_SCALES { scale(step * STEP) } else { 1.0 };
+        for (i, stored) in stored.as_chunks().0.iter().enumerate() {
+            let mut weight = F::widen(lanes, stored);
+            if F::HAS_SCALES {
+                weight = map(weight, |element| element * scale);
+            }
+            for t in 0..T {
+                let x = &x_steps[t][step].as_chunks().0[i];
+                acc[t][i] = lanes.multiply_add(&weight, x, acc[t][i]);
             }
         }
     }
-    let mut sums = [[0.0; T]; R];
-    for r in 0..R {
-        for t in 0..T {
-            let [low, high] = map_values(lanes, acc[r][t]);
-            let rest = rows[r][steps * STEP..].iter().zip(&x[t][steps * STEP..]);
-            let scale = if F::HAS_SCALES && steps * STEP < width { scale(r, steps) } else { 1.0 };
-            let rest: f32 = rest.map(|(weight, x)| F::read(weight) * scale * x).sum();
-            sums[r][t] = rest + sum(array_of(|i| low[i] + high[i]));
-        }
-    }
-    sums
-}
-
-/// What both hold.
-#[inline(always)]
-fn map_values<L: Lanes>(lanes: L, [low, high]: [L::F32s; 2]) -> [[f32; 16]; 2] {
-    [lanes.values(low), lanes.values(high)]
+    let first_rest = row.len() - rest.len();
+    let rest_scale = if F::HAS_SCALES && !rest.is_empty() { scale(first_rest) } else { 1.0 };
+    array_of(|t| {
+        let [a, b, c, d] = map(acc[t], |acc| lanes.values(acc));
+        let sums = array_of(|i| (a[i] + b[i]) + (c[i] + d[i]));
+        let rest = rest.iter().zip(&x[t][first_rest..]);
+        sum(sums) + rest.map(|(weight, x)| F::read(weight) * rest_scale * x).sum::<f32>()
+    })
 }
