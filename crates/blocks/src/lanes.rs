@@ -99,6 +99,18 @@ pub trait Lanes: Copy {
     }
 }
 
+/// Asks for the memory at `next` before it is read: that of rows that are read side by side comes
+/// late otherwise.
+#[inline(always)]
+pub fn prefetch<T>(next: Option<&T>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(next) = next {
+        safe_arch::prefetch_t0(next);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = next;
+}
+
 /// The sum of sixteen numbers, by halves.
 #[inline(always)]
 pub fn sum(values: [f32; 16]) -> f32 {

@@ -33,7 +33,7 @@ pub use pulp::Arch;
 
 pub use expand::{Expander, expander};
 pub use plain::PlainProducts;
-pub use plain_tiles::{FillTile, Panels, TileColumn, multiply_add};
+pub use plain_tiles::{FillTile, PackedRows, TileColumn, multiply_add};
 pub use products::{IntegerRows, Products};
 pub use quantize::quantizer;
 pub use rows::WeightRows;
@@ -69,14 +69,16 @@ trait Blocks<const BYTES: usize, const ELEMS: usize, const GROUPS: usize> {
 /// Unpacks whole blocks: levels, and scales and offsets of their groups.
 type Unpacker = fn(Arch, &[u8], &mut [i8], &mut [f32], &mut [f32]);
 
-/// Inner products of rows of whole blocks, one after the other, and of one row of x.
-type RowProducts = fn(Arch, &[u8], &IntegerRows, &mut [f32]);
+/// Inner products of rows of whole blocks with some rows of x, the first of which is given. Gives how
+/// many rows of x, and calls the last argument with the row of x, the row of the weight and their
+/// product.
+type RowProducts = fn(Arch, &[u8], &IntegerRows, usize, &mut dyn FnMut(usize, usize, f32)) -> usize;
 
 /// A format whose elements are small integers with scales.
 #[derive(Clone, Copy)]
 pub struct IntegerFormat {
     unpack: Unpacker,
-    row_times_x: RowProducts,
+    rows_times_x: RowProducts,
     block_bytes: usize,
     block_elems: usize,
     /// Elements that share a scale: 16 or 32.
@@ -141,7 +143,7 @@ impl Codec {
     >() -> Self {
         let integers = IntegerFormat {
             unpack: unpack::<F, _, _, _>,
-            row_times_x: row_times_x::<F, _, _, _>,
+            rows_times_x: products::rows_times_x::<F, _, _, _>,
             block_bytes: BYTES,
             block_elems: ELEMS,
             group: ELEMS / GROUPS,
@@ -281,22 +283,6 @@ fn unpack<
     let offsets = offsets.as_chunks_mut().0;
     let format = PhantomData::<F>;
     dispatch(arch, Unpack::<F, _, ELEMS, GROUPS> { blocks, levels, scales, offsets, format });
-}
-
-/// [`RowProducts`] of blocks of `F`.
-fn row_times_x<
-    F: Blocks<BYTES, ELEMS, GROUPS>,
-    const BYTES: usize,
-    const ELEMS: usize,
-    const GROUPS: usize,
->(
-    arch: Arch,
-    stored: &[u8],
-    x: &IntegerRows,
-    out: &mut [f32],
-) {
-    let (blocks, format) = (stored.as_chunks().0, PhantomData::<F>);
-    dispatch(arch, products::RowTimesX::<F, _, ELEMS, GROUPS> { blocks, x, out, format });
 }
 
 struct Unpack<'a, F, const BYTES: usize, const ELEMS: usize, const GROUPS: usize> {

@@ -6,8 +6,8 @@
 //! 32-bit integers, exactly; all else is f32. x loses what is below 2^-16 of the largest in its 32
 //! columns. The bits of a row do not depend on the other rows.
 
-use super::lanes::{Lanes, array_of, sum};
-use super::{Arch, Blocks, IntegerFormat, WithLanes, dispatch};
+use super::lanes::{Lanes, array_of, map, sum};
+use super::{Arch, Blocks, IntegerFormat, Levels, WithLanes, dispatch};
 use std::marker::PhantomData;
 
 /// Columns of x that have a scale.
@@ -16,12 +16,10 @@ const X_GROUP: usize = 32;
 pub const PANEL_COLUMNS: usize = 256;
 /// Scales of x in a panel of a row.
 const PANEL_GROUPS: usize = PANEL_COLUMNS / X_GROUP;
-/// Columns of a weight row that are unpacked together: they stay in the first-level cache.
+/// Columns of a weight row whose products are added up together.
 const RUN_COLUMNS: usize = 4096;
 /// Sums of a row that do not wait for each other.
 const ACCUMULATORS: usize = 4;
-/// Most rows of x that a weight is unpacked for once.
-const MAX_ROWS: usize = 8;
 
 /// Rows of x in 16 bits.
 pub struct IntegerRows {
@@ -159,125 +157,9 @@ pub struct Products<'a> {
 impl Products<'_> {
     /// Calls `out` with the row of x, the row of the weight and their product.
     pub fn compute(&self, arch: Arch, mut out: impl FnMut(usize, usize, f32)) {
-        if self.x.num_rows == 1 {
-            let row_bytes = self.x.width / self.format.block_elems * self.format.block_bytes;
-            let mut products = vec![0.0; self.weight.len() / row_bytes];
-            (self.format.row_times_x)(arch, self.weight, self.x, &mut products);
-            return products.iter().enumerate().for_each(|(n, &product)| out(0, n, product));
-        }
         let mut first = 0;
         while first < self.x.num_rows {
-            let rows = match self.x.num_rows - first {
-                left @ (1 | 2) => left,
-                3 => 2,
-                left if left < MAX_ROWS => 4,
-                _ => MAX_ROWS,
-            };
-            match rows {
-                1 => self.rows::<1>(arch, first, &mut out),
-                2 => self.rows::<2>(arch, first, &mut out),
-                4 => self.rows::<4>(arch, first, &mut out),
-                _ => self.rows::<MAX_ROWS>(arch, first, &mut out),
-            }
-            first += rows;
-        }
-    }
-
-    /// `T` rows of x from `first` on.
-    fn rows<const T: usize>(&self, arch: Arch, first: usize, out: Out) {
-        match (self.format.group, self.format.has_offsets) {
-            (16, false) => rows_times_x::<T, 2, false>(self, arch, first, out),
-            (16, true) => rows_times_x::<T, 2, true>(self, arch, first, out),
-            (_, false) => rows_times_x::<T, 1, false>(self, arch, first, out),
-            (_, true) => rows_times_x::<T, 1, true>(self, arch, first, out),
-        }
-    }
-}
-
-/// Takes the row of x, the row of the weight and their product.
-type Out<'a> = &'a mut dyn FnMut(usize, usize, f32);
-
-/// `T` rows of x from `first` on; `GROUPS` groups in 32 columns.
-fn rows_times_x<const T: usize, const GROUPS: usize, const OFFSETS: bool>(
-    products: &Products,
-    arch: Arch,
-    first: usize,
-    out: Out,
-) {
-    let Products { format, weight, x } = *products;
-    let (width, group) = (x.width, X_GROUP / GROUPS);
-    let row_bytes = width / format.block_elems * format.block_bytes;
-    let mut levels = [0; RUN_COLUMNS];
-    let (mut scales, mut offsets) = ([0.0; RUN_COLUMNS / 16], [0.0; RUN_COLUMNS / 16]);
-    for (n, row) in weight.chunks_exact(row_bytes).enumerate() {
-        let mut sums = [0.0; T];
-        for start in (0..width).step_by(RUN_COLUMNS) {
-            let len = RUN_COLUMNS.min(width - start);
-            let bytes = |columns: usize| columns / format.block_elems * format.block_bytes;
-            let stored = &row[bytes(start)..][..bytes(len)];
-            let (scales, offsets) = (&mut scales[..len / group], &mut offsets[..len / group]);
-            (format.unpack)(arch, stored, &mut levels[..len], scales, offsets);
-            let levels = levels[..len].as_chunks().0;
-            let (scales, offsets) = (scales.as_chunks::<GROUPS>().0, &*offsets);
-            let run = RunTimesX::<T, GROUPS, OFFSETS> {
-                x,
-                first,
-                start,
-                levels,
-                scales,
-                offsets,
-                sums: &mut sums,
-            };
-            dispatch(arch, run);
-        }
-        sums.iter().enumerate().for_each(|(t, &sum)| out(first + t, n, sum));
-    }
-}
-
-/// A run of columns of a weight row with `T` rows of x.
-struct RunTimesX<'a, const T: usize, const GROUPS: usize, const OFFSETS: bool> {
-    x: &'a IntegerRows,
-    /// The first row of x.
-    first: usize,
-    /// The first column.
-    start: usize,
-    levels: &'a [[i8; 32]],
-    scales: &'a [[f32; GROUPS]],
-    offsets: &'a [f32],
-    sums: &'a mut [f32; T],
-}
-
-impl<const T: usize, const GROUPS: usize, const OFFSETS: bool> WithLanes
-    for RunTimesX<'_, T, GROUPS, OFFSETS>
-{
-    #[inline(always)]
-    fn run(self, lanes: impl Lanes) {
-        let RunTimesX { x, first, start, levels, scales, offsets, sums } = self;
-        let mut acc = [[lanes.zero(); ACCUMULATORS]; T];
-        let panels = levels.chunks(PANEL_GROUPS).zip(scales.chunks(PANEL_GROUPS));
-        for (panel, (levels, scales)) in panels.enumerate() {
-            let column = start + panel * PANEL_COLUMNS;
-            let values: [&[[i16; 32]]; T] = array_of(|t| x.panel(first + t, column));
-            let x_scales: [&[f32]; T] =
-                array_of(|t| &x.scales(first + t)[column / X_GROUP..][..levels.len()]);
-            if levels.len() == PANEL_GROUPS {
-                groups::<_, T, GROUPS, PANEL_GROUPS>(
-                    lanes, 0, levels, scales, values, x_scales, &mut acc,
-                );
-                continue;
-            }
-            for i in 0..levels.len() {
-                let (levels, scales) = (&levels[i..], &scales[i..]);
-                let values: [&[[i16; 32]]; T] = array_of(|t| &values[t][i..]);
-                let x_scales: [&[f32]; T] = array_of(|t| &x_scales[t][i..]);
-                groups::<_, T, GROUPS, 1>(lanes, i, levels, scales, values, x_scales, &mut acc);
-            }
-        }
-        for (t, acc) in acc.into_iter().enumerate() {
-            let group = X_GROUP / GROUPS;
-            let x_sums = &x.sums(first + t, group)[start / group..][..offsets.len()];
-            let offsets = if OFFSETS { offsets } else { &[] };
-            sums[t] += total(lanes, acc, offsets, x_sums);
+            first += (self.format.rows_times_x)(arch, self.weight, self.x, first, &mut out);
         }
     }
 }
@@ -298,86 +180,148 @@ fn total<L: Lanes>(lanes: L, acc: [L::F32s; ACCUMULATORS], offsets: &[f32], x_su
     rest + sum(values)
 }
 
-/// One row of x with rows of a weight in blocks of `F`, whose levels stay in registers. The bits
-/// are those of [`Products`] by any number of rows.
-pub(super) struct RowTimesX<'a, F, const BYTES: usize, const ELEMS: usize, const GROUPS: usize> {
-    pub blocks: &'a [[u8; BYTES]],
-    pub x: &'a IntegerRows,
-    pub out: &'a mut [f32],
-    pub format: PhantomData<F>,
+/// Some rows of x, from the first of them on, with rows of a weight in blocks of `F`; gives how many
+/// rows of x.
+pub(super) fn rows_times_x<
+    F: Blocks<BYTES, ELEMS, GROUPS>,
+    const BYTES: usize,
+    const ELEMS: usize,
+    const GROUPS: usize,
+>(
+    arch: Arch,
+    stored: &[u8],
+    x: &IntegerRows,
+    first: usize,
+    out: &mut dyn FnMut(usize, usize, f32),
+) -> usize {
+    let (blocks, format) = (stored.as_chunks().0, PhantomData::<F>);
+    match x.num_rows - first {
+        1 => Rows::<F, 1, _, ELEMS, GROUPS> { blocks, x, first, format }.compute(arch, out),
+        2 | 3 => Rows::<F, 2, _, ELEMS, GROUPS> { blocks, x, first, format }.compute(arch, out),
+        _ => Rows::<F, 4, _, ELEMS, GROUPS> { blocks, x, first, format }.compute(arch, out),
+    }
 }
 
-impl<F: Blocks<BYTES, ELEMS, GROUPS>, const BYTES: usize, const ELEMS: usize, const GROUPS: usize>
-    WithLanes for RowTimesX<'_, F, BYTES, ELEMS, GROUPS>
+/// `T` rows of x from `first` on.
+struct Rows<'a, F, const T: usize, const BYTES: usize, const ELEMS: usize, const GROUPS: usize> {
+    blocks: &'a [[u8; BYTES]],
+    x: &'a IntegerRows,
+    first: usize,
+    format: PhantomData<F>,
+}
+
+impl<
+    F: Blocks<BYTES, ELEMS, GROUPS>,
+    const T: usize,
+    const BYTES: usize,
+    const ELEMS: usize,
+    const GROUPS: usize,
+> Rows<'_, F, T, BYTES, ELEMS, GROUPS>
+{
+    fn compute(self, arch: Arch, out: &mut dyn FnMut(usize, usize, f32)) -> usize {
+        let first = self.first;
+        let mut products = vec![[0.0; T]; self.blocks.len() / (self.x.width / ELEMS)];
+        dispatch(arch, RowsTimesX { rows: self, products: &mut products });
+        for (n, products) in products.iter().enumerate() {
+            products.iter().enumerate().for_each(|(t, &product)| out(first + t, n, product));
+        }
+        T
+    }
+}
+
+/// Levels stay in registers. The bits of a row of x do not depend on `T`.
+struct RowsTimesX<
+    'a,
+    F,
+    const T: usize,
+    const BYTES: usize,
+    const ELEMS: usize,
+    const GROUPS: usize,
+> {
+    rows: Rows<'a, F, T, BYTES, ELEMS, GROUPS>,
+    products: &'a mut [[f32; T]],
+}
+
+impl<
+    F: Blocks<BYTES, ELEMS, GROUPS>,
+    const T: usize,
+    const BYTES: usize,
+    const ELEMS: usize,
+    const GROUPS: usize,
+> WithLanes for RowsTimesX<'_, F, T, BYTES, ELEMS, GROUPS>
 {
     #[inline(always)]
     fn run(self, lanes: impl Lanes) {
-        let RowTimesX { blocks, x, out, .. } = self;
-        let (values, scales) = (x.values.as_chunks::<X_GROUP>().0, &x.scales[..]);
-        let (group, groups) = (ELEMS / GROUPS, ELEMS / X_GROUP);
-        let x_sums = x.sums(0, group);
+        let RowsTimesX { rows: Rows { blocks, x, first, .. }, products } = self;
+        let group = ELEMS / GROUPS;
+        let x_scales: [&[f32]; T] = array_of(|t| x.scales(first + t));
+        let x_sums: [&[f32]; T] = array_of(|t| x.sums(first + t, group));
         let mut offsets = [0.0; RUN_COLUMNS / 16];
-        for (row, out) in blocks.chunks_exact(x.width / ELEMS).zip(out) {
-            *out = 0.0;
+        for (row, products) in blocks.chunks_exact(x.width / ELEMS).zip(products) {
+            *products = [0.0; T];
             for (run, blocks) in row.chunks(RUN_COLUMNS / ELEMS).enumerate() {
-                let first = run * RUN_COLUMNS / X_GROUP;
-                let mut acc = [lanes.zero(); ACCUMULATORS];
-                let mut step = 0;
-                // As many blocks together as there are sums, so that these have registers.
-                for blocks in blocks.chunks(ACCUMULATORS) {
-                    for (block, bytes) in blocks.iter().enumerate() {
+                let mut acc = [[lanes.zero(); ACCUMULATORS]; T];
+                let first_column = run * RUN_COLUMNS;
+                for (panel, blocks) in blocks.chunks(PANEL_COLUMNS / ELEMS).enumerate() {
+                    let column = first_column + panel * PANEL_COLUMNS;
+                    let values: [&[[i16; X_GROUP]]; T] = array_of(|t| x.panel(first + t, column));
+                    let x_scales: [&[f32]; T] = map(x_scales, |all| &all[column / X_GROUP..]);
+                    let at = (column - first_column) / group;
+                    let offsets = &mut offsets[at..][..blocks.len() * GROUPS];
+                    // As many blocks together as there are sums, so that these have registers.
+                    let (fours, rest) = blocks.as_chunks::<ACCUMULATORS>();
+                    let offsets = offsets.as_chunks_mut::<GROUPS>().0;
+                    for (four, blocks) in fours.iter().enumerate() {
+                        for i in 0..ACCUMULATORS {
+                            let block = four * ACCUMULATORS + i;
+                            let unpacked = F::unpack(lanes, &blocks[i]);
+                            block_times_x(lanes, &unpacked, block, i, values, x_scales, &mut acc);
+                            if F::HAS_OFFSETS {
+                                offsets[block] = unpacked.offsets;
+                            }
+                        }
+                    }
+                    for (i, bytes) in rest.iter().enumerate() {
+                        let block = fours.len() * ACCUMULATORS + i;
                         let unpacked = F::unpack(lanes, bytes);
-                        let levels = unpacked.levels.as_chunks().0;
-                        for (i, levels) in levels.iter().enumerate() {
-                            let at = first + step + i;
-                            let part = |half: usize| (i * X_GROUP + half * 16) / group;
-                            let scale = [0, 1].map(|half| unpacked.scales[part(half)] * scales[at]);
-                            let acc = &mut acc[(block * groups + i) % ACCUMULATORS];
-                            *acc = lanes.multiply_add_pairs(levels, &values[at], scale, *acc);
-                        }
+                        block_times_x(lanes, &unpacked, block, i, values, x_scales, &mut acc);
                         if F::HAS_OFFSETS {
-                            offsets[step * X_GROUP / group..][..GROUPS]
-                                .copy_from_slice(&unpacked.offsets);
+                            offsets[block] = unpacked.offsets;
                         }
-                        step += groups;
                     }
                 }
-                let columns = blocks.len() * ELEMS;
-                let offsets =
-                    if F::HAS_OFFSETS { &offsets[..columns / group] } else { &offsets[..0] };
-                *out += total(
-                    lanes,
-                    acc,
-                    offsets,
-                    &x_sums[first * X_GROUP / group..][..columns / group],
-                );
+                let groups = blocks.len() * GROUPS;
+                let offsets = if F::HAS_OFFSETS { &offsets[..groups] } else { &offsets[..0] };
+                for t in 0..T {
+                    let x_sums = &x_sums[t][first_column / group..][..groups];
+                    products[t] += total(lanes, acc[t], offsets, x_sums);
+                }
             }
         }
     }
 }
 
-/// Adds the products of `N` groups of 32 columns, the `first` of their panel and those after it.
+/// Adds the products of the `block`-th block of a panel; `i` is a number known to the compiler that
+/// is the same but for a multiple of the accumulators.
 #[inline(always)]
-fn groups<L: Lanes, const T: usize, const GROUPS: usize, const N: usize>(
+fn block_times_x<L: Lanes, const T: usize, const ELEMS: usize, const GROUPS: usize>(
     lanes: L,
-    first: usize,
-    levels: &[[i8; X_GROUP]],
-    scales: &[[f32; GROUPS]],
+    unpacked: &Levels<ELEMS, GROUPS>,
+    block: usize,
+    i: usize,
     values: [&[[i16; X_GROUP]]; T],
     x_scales: [&[f32]; T],
     acc: &mut [[L::F32s; ACCUMULATORS]; T],
 ) {
-    let levels: &[[i8; X_GROUP]; N] = levels.first_chunk().expect("N groups");
-    let scales: &[[f32; GROUPS]; N] = scales.first_chunk().expect("N groups");
-    for t in 0..T {
-        let values: &[[i16; X_GROUP]; N] = values[t].first_chunk().expect("N groups");
-        let x_scales: &[f32; N] = x_scales[t].first_chunk().expect("N groups");
-        let mut row = acc[t];
-        for i in 0..N {
-            let scale = [scales[i][0] * x_scales[i], scales[i][GROUPS - 1] * x_scales[i]];
-            let acc = &mut row[(first + i) % ACCUMULATORS];
-            *acc = lanes.multiply_add_pairs(&levels[i], &values[i], scale, *acc);
+    let (group, groups) = (ELEMS / GROUPS, ELEMS / X_GROUP);
+    let values: [&[[i16; X_GROUP]]; T] = map(values, |all| &all[block * groups..][..groups]);
+    let x_scales: [&[f32]; T] = map(x_scales, |all| &all[block * groups..][..groups]);
+    for (j, levels) in unpacked.levels.as_chunks().0.iter().enumerate() {
+        let scales = [0, 1].map(|half| unpacked.scales[(j * X_GROUP + half * 16) / group]);
+        for t in 0..T {
+            let scales = scales.map(|scale| scale * x_scales[t][j]);
+            let acc = &mut acc[t][(i * groups + j) % ACCUMULATORS];
+            *acc = lanes.multiply_add_pairs(levels, &values[t][j], scales, *acc);
         }
-        acc[t] = row;
     }
 }

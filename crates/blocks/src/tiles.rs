@@ -4,7 +4,7 @@
 //! The arithmetic is that of [`products`](super::products), but for the order of the sums: the
 //! integers of a group are added up in 32 bits before they are scaled.
 
-use super::lanes::{Lanes, array_of};
+use super::lanes::{Lanes, array_of, prefetch};
 use super::products::PANEL_COLUMNS;
 use super::{Arch, IntegerFormat, IntegerRows, WithLanes, dispatch};
 use std::array;
@@ -51,7 +51,8 @@ impl Tile {
         let (mut scales, mut offsets) = ([0.0; TILE_COLUMNS / 16], [0.0; TILE_COLUMNS / 16]);
         for (half, rows) in rows.chunks(16 * bytes(width)).enumerate() {
             for (lane, row) in rows.chunks_exact(bytes(width)).enumerate() {
-                let stored = &row[bytes(column)..][..bytes(self.columns)];
+                let (stored, next) = row[bytes(column)..].split_at(bytes(self.columns));
+                next.iter().take(stored.len()).step_by(64).for_each(|next| prefetch(Some(next)));
                 let levels = &mut levels[lane][..self.columns];
                 let (scales, offsets) = (&mut scales[..groups], &mut offsets[..groups]);
                 (format.unpack)(arch, stored, levels, scales, offsets);

@@ -237,6 +237,12 @@ impl<'a> RowsMut<'a> {
         (&mut self.data[self.start..], self.stride)
     }
 
+    /// The rows, one after the other.
+    pub fn rows(&mut self) -> impl Iterator<Item = &mut [f32]> {
+        let columns = self.start..self.start + self.width;
+        self.data.chunks_exact_mut(self.stride).map(move |row| &mut row[columns.clone()])
+    }
+
     /// Calls `f` with the index and the columns of each row, in parallel if the rows are large enough.
     pub fn for_each(self, f: impl Fn(usize, &mut [f32]) + Sync) {
         let columns = self.start..self.start + self.width;

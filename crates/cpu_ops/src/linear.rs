@@ -9,28 +9,40 @@
 use super::activations::{Rows, RowsMut};
 use super::weights::StoredWeight;
 use blocks::{
-    IntegerFormat, IntegerRows, Kernels, Panels, PlainFormat, Products, TILE_COLUMNS, TILE_ROWS,
-    Tile, WeightRows, multiply_add,
+    IntegerFormat, IntegerRows, Kernels, PackedRows, PlainFormat, Products, TILE_COLUMNS,
+    TILE_ROWS, Tile, WeightRows, multiply_add,
 };
-use nalgebra::{DMatrixViewMut, Dyn};
 use pulp::Arch;
 
 /// Most rows for which inner products are used, of weights in f32 and of weights in integers. A
 /// matrix product converts and transposes the weight first (`cargo bench --bench cpu -- linear`).
-const MAX_DOT_ROWS: usize = 12;
-const MAX_INTEGER_DOT_ROWS: usize = 2;
+const MAX_DOT_ROWS: usize = 8;
+const MAX_INTEGER_DOT_ROWS: usize = 4;
 /// Weight elements in one task's block of inner products: half of a core's L2 cache, so that the
 /// next row finds them.
 const DOT_BLOCK_ELEMS: usize = 1 << 17;
 
-/// `out` transposed, `[n, rows]`: it can be partitioned along the weight's rows.
-type Transposed<'a> = DMatrixViewMut<'a, f32, Dyn, Dyn>;
+/// Some columns of each row of the output, those of as many rows of the weight.
+struct OutRows<'a>(Vec<&'a mut [f32]>);
+
+impl<'a> OutRows<'a> {
+    /// Rows of the weight.
+    fn width(&self) -> usize {
+        self.0[0].len()
+    }
+
+    /// The first `middle` columns, and the others.
+    fn split_at(self, middle: usize) -> (Self, Self) {
+        let (low, high) = self.0.into_iter().map(|row| row.split_at_mut(middle)).unzip();
+        (OutRows(low), OutRows(high))
+    }
+}
 
 /// x as products take it.
 struct Operand<'a> {
     rows: Vec<&'a [f32]>,
     /// Where there are too many rows for inner products.
-    panels: Option<Panels>,
+    packed: Option<PackedRows>,
     /// x in 16 bits, where a part of the weight is in blocks.
     integers: Option<IntegerRows>,
 }
@@ -53,35 +65,34 @@ pub fn linear(
     batch_invariant: bool,
     out: &mut RowsMut,
 ) {
-    let (num_rows, n, k) = (out.num_rows(), out.width(), x.width());
+    let (num_rows, k) = (out.num_rows(), x.width());
     if num_rows == 0 {
         return;
     }
-    let (data, stride) = out.strided();
-    let out = DMatrixViewMut::from_slice_with_strides_mut(data, n, num_rows, 1, stride);
     let runs = weight.runs();
     let rows: Vec<_> = (0..num_rows).map(|row| x.row(row)).collect();
     let is_plain = |run: &WeightRows| matches!(run.kernels(), Kernels::Plain(_));
     let by_tiles = num_rows > MAX_DOT_ROWS && !batch_invariant;
-    let panels = by_tiles && runs.iter().any(is_plain);
-    let panels = panels.then(|| Panels::new(rows.iter().copied(), k));
+    let packed = by_tiles && runs.iter().any(is_plain);
+    let packed = packed.then(|| PackedRows::new(rows.iter().copied(), k));
     let integers = !runs.iter().all(is_plain);
     let integers = integers.then(|| IntegerRows::new(Arch::new(), rows.iter().copied(), k));
-    let x = &Operand { rows, panels, integers };
+    let x = &Operand { rows, packed, integers };
+    let out = OutRows(out.rows().collect());
     Product { x, accumulate, batch_invariant }.of_runs(&runs, out);
 }
 
 impl Product<'_> {
     /// The rows that are stored alike are multiplied together.
-    fn of_runs(self, weight: &[WeightRows], mut out: Transposed) {
+    fn of_runs(self, weight: &[WeightRows], out: OutRows) {
         if let [run, ref rest @ ..] = *weight {
             let middle = run.num_rows();
-            let (low, high) = out.rows_range_pair_mut(..middle, middle..);
+            let (low, high) = out.split_at(middle);
             rayon::join(|| self.of_run(run, low), || self.of_runs(rest, high));
         }
     }
 
-    fn of_run(self, weight: WeightRows, out: Transposed) {
+    fn of_run(self, weight: WeightRows, out: OutRows) {
         let max_dot_rows = match weight.kernels() {
             Kernels::Plain(_) => MAX_DOT_ROWS,
             Kernels::Integers(_) => MAX_INTEGER_DOT_ROWS,
@@ -100,26 +111,26 @@ impl Product<'_> {
         block_n: usize,
         unit: usize,
         weight: WeightRows,
-        mut out: Transposed,
-        compute: &(impl Fn(Self, WeightRows, Transposed) + Sync),
+        out: OutRows,
+        compute: &(impl Fn(Self, WeightRows, OutRows) + Sync),
     ) {
-        let n = out.nrows();
+        let n = out.width();
         if n <= block_n {
             return compute(self, weight, out);
         }
         let middle = (n / 2).next_multiple_of(unit).min(n - 1);
         let (weight_low, weight_high) = weight.split_at(middle);
-        let (low, high) = out.rows_range_pair_mut(..middle, middle..);
+        let (low, high) = out.split_at(middle);
         rayon::join(
             || self.divide(block_n, unit, weight_low, low, compute),
             || self.divide(block_n, unit, weight_high, high, compute),
         );
     }
 
-    fn inner_products(self, weight: WeightRows, mut out: Transposed) {
+    fn inner_products(self, weight: WeightRows, mut out: OutRows) {
         let arch = Arch::new();
         let mut store = |t: usize, n: usize, product| {
-            let out = &mut out[(n, t)];
+            let out = &mut out.0[t][n];
             *out = if self.accumulate { *out + product } else { product };
         };
         match weight.kernels() {
@@ -132,13 +143,13 @@ impl Product<'_> {
     }
 
     /// A tile's rows.
-    fn matrix_product(self, weight: WeightRows, mut out: Transposed) {
+    fn matrix_product(self, weight: WeightRows, out: OutRows) {
         let mut acc = vec![[0.0; TILE_ROWS]; self.x.rows.len()];
         match weight.kernels() {
             Kernels::Plain(format) => self.plain_tiles(format, weight, &mut acc),
             Kernels::Integers(format) => self.integer_tiles(format, weight, &mut acc),
         }
-        for (mut out, acc) in out.column_iter_mut().zip(&acc) {
+        for (out, acc) in out.0.into_iter().zip(&acc) {
             for (out, &product) in out.iter_mut().zip(acc) {
                 *out = if self.accumulate { *out + product } else { product };
             }
@@ -146,13 +157,13 @@ impl Product<'_> {
     }
 
     fn plain_tiles(self, format: PlainFormat, weight: WeightRows, acc: &mut [[f32; TILE_ROWS]]) {
-        let x = self.x.panels.as_ref().expect("made for many rows");
+        let x = self.x.packed.as_ref().expect("made for many rows");
         let mut tile = vec![[0.0; TILE_ROWS]; TILE_COLUMNS];
         for column in (0..weight.width()).step_by(TILE_COLUMNS) {
-            let (columns, x) = x.panel(column);
+            let columns = TILE_COLUMNS.min(weight.width() - column);
             let tile = &mut tile[..columns];
             (format.fill_tile)(Arch::new(), weight, column, tile);
-            multiply_add(Arch::new(), x, columns, tile, acc);
+            multiply_add(Arch::new(), x, column, tile, acc);
         }
     }
 
@@ -310,7 +321,7 @@ mod tests {
             for k in [256, 1280] {
                 let (weight, elements) = stored(&parts, k);
                 let n = elements.len() / k;
-                for rows in [1, 2, MAX_DOT_ROWS, MAX_DOT_ROWS + 1, 70] {
+                for rows in [1, 2, 3, 4, 5, 9, 70] {
                     let x = random(1, rows * k);
                     let mut out = vec![f32::NAN; rows * n];
                     let mut out_rows = RowsMut::dense(&mut out, n);
