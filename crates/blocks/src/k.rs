@@ -35,8 +35,12 @@ impl Blocks<84, 256, 16> for Q2K {
         }
         Levels {
             levels,
-            scales: map(*packed, |packed| d * f32::from(packed & 15)),
-            offsets: map(*packed, |packed| -(dmin * f32::from(packed >> 4))),
+            scales: widen_scales(lanes, map(*packed, |byte| (byte & 15).cast_signed()), [d; 16]),
+            offsets: widen_scales(
+                lanes,
+                map(*packed, |byte| (byte >> 4).cast_signed()),
+                [-dmin; 16],
+            ),
         }
     }
 }
@@ -64,7 +68,7 @@ impl Blocks<110, 256, 16> for Q3K {
             let low = scales[group % 8] >> (4 * (group / 8)) & 15;
             low | (scales[8 + group % 4] >> (2 * (group / 4)) & 3) << 4
         });
-        let scales = map(scales, |scale| d * f32::from(scale.cast_signed() - 32));
+        let scales = widen_scales(lanes, map(scales, |scale| scale.cast_signed() - 32), [d; 16]);
         Levels { levels, scales, offsets: [0.0; 16] }
     }
 }
@@ -133,7 +137,8 @@ impl Blocks<210, 256, 16> for Q6K {
                 q.cast_signed() - 32
             });
         }
-        let scales = map(*field::<16>(block, 192), |scale| d * f32::from(scale.cast_signed()));
+        let scales = map(*field::<16>(block, 192), u8::cast_signed);
+        let scales = widen_scales(lanes, scales, [d; 16]);
         Levels { levels, scales, offsets: [0.0; 16] }
     }
 }
@@ -145,10 +150,21 @@ fn scales_and_offsets(lanes: impl Lanes, packed: &[u8; 16]) -> ([f32; 8], [f32; 
     let (d, dmin) = (half_at(lanes, packed, 0), half_at(lanes, packed, 2));
     let word = |index: usize| u32::from_le_bytes(*field(packed, 4 + 4 * index));
     let (scales, mins, both) = (word(0), word(1), word(2));
-    let bytes = |first: u32, nibbles: u32| -> [u8; 8] {
+    let bytes = |first: u32, nibbles: u32| {
         let second = (nibbles & 0x0F0F_0F0F) | (first >> 6 & 0x0303_0303) << 4;
-        (u64::from(first & 0x3F3F_3F3F) | u64::from(second) << 32).to_le_bytes()
+        u64::from(first & 0x3F3F_3F3F) | u64::from(second) << 32
     };
-    let scales = map(bytes(scales, both), |scale| d * f32::from(scale));
-    (scales, map(bytes(mins, both >> 4), |min| -(dmin * f32::from(min))))
+    let numbers: [i8; 16] = pulp::cast([bytes(scales, both), bytes(mins, both >> 4)]);
+    let factors = array_of(|i| if i < 8 { d } else { -dmin });
+    let both = widen_scales(lanes, numbers, factors);
+    let halves = both.as_chunks().0;
+    (halves[0], halves[1])
+}
+
+/// `numbers[i] * factors[i]`.
+#[inline(always)]
+fn widen_scales(lanes: impl Lanes, numbers: [i8; 16], factors: [f32; 16]) -> [f32; 16] {
+    let mut wide = [0.0; 16];
+    lanes.widen(&numbers, &mut wide);
+    lanes.multiply(&wide, &factors)
 }

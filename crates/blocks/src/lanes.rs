@@ -44,6 +44,12 @@ pub trait Lanes: Copy {
     /// `a[i] * b[i] + acc[i]`.
     fn multiply_add(self, a: &[f32; 16], b: &[f32; 16], acc: Self::F32s) -> Self::F32s;
 
+    /// `a[i] * b[i]`, where the compiler might take sixteen instructions.
+    #[inline(always)]
+    fn multiply(self, a: &[f32; 16], b: &[f32; 16]) -> [f32; 16] {
+        array_of(|i| a[i] * b[i])
+    }
+
     /// Lane `i` gets the products of elements `2 * i` and `2 * i + 1`, times `scales[i / 8]`, with
     /// multiply-add. The sum of two products is exact.
     fn multiply_add_pairs(
@@ -325,6 +331,11 @@ impl Lanes for V4 {
             rows = next;
         }
         pulp::cast(rows)
+    }
+
+    #[inline(always)]
+    fn multiply(self, a: &[f32; 16], b: &[f32; 16]) -> [f32; 16] {
+        pulp::cast(self.avx512f._mm512_mul_ps(pulp::cast(*a), pulp::cast(*b)))
     }
 
     #[inline(always)]

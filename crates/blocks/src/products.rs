@@ -127,7 +127,9 @@ fn quantise(x: &[f32; X_GROUP], values: &mut [i16; X_GROUP]) -> (f32, [f32; 2]) 
     const ROUND: f32 = 12_582_912.0;
     const LARGEST: f32 = 32_767.0;
     let magnitude = |x: &f32| x.to_bits() & (u32::MAX >> 1);
-    let largest = f32::from_bits(x.iter().map(magnitude).fold(0, u32::max));
+    let magnitudes: [u32; X_GROUP] = array_of(|i| magnitude(&x[i]));
+    let sixteen: [u32; 16] = array_of(|i| magnitudes[i].max(magnitudes[i + 16]));
+    let largest = f32::from_bits(sixteen.into_iter().fold(0, u32::max));
     if !largest.is_finite() {
         values.fill(0);
         return (f32::NAN, [f32::NAN; 2]);
@@ -135,13 +137,11 @@ fn quantise(x: &[f32; X_GROUP], values: &mut [i16; X_GROUP]) -> (f32, [f32; 2]) 
     // Of numbers so small that their inverse is infinite nothing is left.
     let inverse = LARGEST / largest;
     let inverse = if inverse.is_finite() { inverse } else { 0.0 };
-    let mut sums = [0i32; 2];
-    for (i, (value, x)) in values.iter_mut().zip(x).enumerate() {
-        *value = (x * inverse + ROUND).to_bits() as i16;
-        sums[i / 16] += i32::from(*value);
-    }
+    *values = array_of(|i| (x[i] * inverse + ROUND).to_bits() as i16);
     let scale = largest / LARGEST;
-    (scale, sums.map(|sum| sum as f32 * scale))
+    let sum =
+        |half: usize| -> i32 { values[half * 16..][..16].iter().map(|&x| i32::from(x)).sum() };
+    (scale, [0, 1].map(|half| sum(half) as f32 * scale))
 }
 
 /// Inner products of rows of a weight in blocks with rows of x.
@@ -262,19 +262,25 @@ impl<
             for (run, blocks) in row.chunks(RUN_COLUMNS / ELEMS).enumerate() {
                 let mut acc = [[lanes.zero(); ACCUMULATORS]; T];
                 let first_column = run * RUN_COLUMNS;
-                for (panel, blocks) in blocks.chunks(PANEL_COLUMNS / ELEMS).enumerate() {
+                let panels =
+                    x.values[first_column * x.num_rows..].chunks(PANEL_COLUMNS * x.num_rows);
+                let panels = blocks.chunks(PANEL_COLUMNS / ELEMS).zip(panels);
+                for (panel, (blocks, values)) in panels.enumerate() {
                     let column = first_column + panel * PANEL_COLUMNS;
-                    let values: [&[[i16; X_GROUP]]; T] = array_of(|t| x.panel(first + t, column));
-                    let x_scales: [&[f32]; T] = map(x_scales, |all| &all[column / X_GROUP..]);
+                    let columns = blocks.len() * ELEMS;
+                    let values: [&[[i16; X_GROUP]]; T] =
+                        array_of(|t| values[(first + t) * columns..][..columns].as_chunks().0);
+                    let x_scales: [&[f32]; T] =
+                        map(x_scales, |all| &all[column / X_GROUP..][..columns / X_GROUP]);
                     let at = (column - first_column) / group;
                     let offsets = &mut offsets[at..][..blocks.len() * GROUPS];
                     // As many blocks together as there are sums, so that these have registers.
                     let (fours, rest) = blocks.as_chunks::<ACCUMULATORS>();
                     let offsets = offsets.as_chunks_mut::<GROUPS>().0;
                     for (four, blocks) in fours.iter().enumerate() {
-                        for i in 0..ACCUMULATORS {
+                        for (i, bytes) in blocks.iter().enumerate() {
                             let block = four * ACCUMULATORS + i;
-                            let unpacked = F::unpack(lanes, &blocks[i]);
+                            let unpacked = F::unpack(lanes, bytes);
                             block_times_x(lanes, &unpacked, block, i, values, x_scales, &mut acc);
                             if F::HAS_OFFSETS {
                                 offsets[block] = unpacked.offsets;
@@ -316,10 +322,17 @@ fn block_times_x<L: Lanes, const T: usize, const ELEMS: usize, const GROUPS: usi
     let (group, groups) = (ELEMS / GROUPS, ELEMS / X_GROUP);
     let values: [&[[i16; X_GROUP]]; T] = map(values, |all| &all[block * groups..][..groups]);
     let x_scales: [&[f32]; T] = map(x_scales, |all| &all[block * groups..][..groups]);
+    // Of each group; with few groups the compiler does as well.
+    let mut scales = [[0.0; 16]; T];
+    for t in 0..T {
+        let x_scale = |part: usize| x_scales[t][part % GROUPS * group / X_GROUP];
+        let own: [f32; 16] = array_of(|part| unpacked.scales[part % GROUPS]);
+        let x: [f32; 16] = array_of(x_scale);
+        scales[t] = if GROUPS < 8 { array_of(|i| own[i] * x[i]) } else { lanes.multiply(&own, &x) };
+    }
     for (j, levels) in unpacked.levels.as_chunks().0.iter().enumerate() {
-        let scales = [0, 1].map(|half| unpacked.scales[(j * X_GROUP + half * 16) / group]);
         for t in 0..T {
-            let scales = scales.map(|scale| scale * x_scales[t][j]);
+            let scales = [0, 1].map(|half| scales[t][(j * X_GROUP + half * 16) / group]);
             let acc = &mut acc[t][(i * groups + j) % ACCUMULATORS];
             *acc = lanes.multiply_add_pairs(levels, &values[t][j], scales, *acc);
         }
