@@ -1,10 +1,10 @@
 //! Stored elements (f32, f16, bf16) and their conversion to and from f32.
 
 use crate::{OutOfMemory, host_memory};
+use blocks::{Arch, decoder};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 use plan::Dtype;
-use std::borrow::Cow;
 use std::ops::Range;
 
 /// NaN in every type: all bits set.
@@ -84,31 +84,17 @@ impl<'a> Elements<'a> {
         }
     }
 
-    pub fn len(self) -> usize {
-        match self {
-            Elements::F32(values) => values.len(),
-            Elements::F16(values) => values.len(),
-            Elements::BF16(values) => values.len(),
-        }
-    }
-
     /// Writes all of them to `out`, exactly.
     pub fn widen_to(self, out: &mut [f32]) {
+        let mut widen = |dtype, halves: &[u16]| {
+            let decode = decoder(dtype).expect("a floating-point type");
+            decode(Arch::new(), bytemuck::cast_slice(halves), out);
+        };
         match self {
             Elements::F32(values) => out.copy_from_slice(values),
-            Elements::F16(values) => values.convert_to_f32_slice(out),
-            Elements::BF16(values) => values.convert_to_f32_slice(out),
+            Elements::F16(values) => widen(Dtype::F16, values.reinterpret_cast()),
+            Elements::BF16(values) => widen(Dtype::BF16, values.reinterpret_cast()),
         }
-    }
-
-    /// All of them as f32: borrowed if they are f32 already.
-    pub fn widen(self) -> Cow<'a, [f32]> {
-        if let Elements::F32(values) = self {
-            return Cow::Borrowed(values);
-        }
-        let mut wide = vec![0.0; self.len()];
-        self.widen_to(&mut wide);
-        Cow::Owned(wide)
     }
 }
 
@@ -165,7 +151,9 @@ mod tests {
             let mut buffer = Buffer::zeroed(dtype, 6);
             buffer.elements_mut().narrow(1, &values);
             let wanted = [0.0, 1.0, 1.0, 1.0 + 2.0 * ulp, f32::INFINITY, 0.0];
-            assert_eq!(*buffer.elements().widen(), wanted, "{dtype}");
+            let mut wide = [f32::NAN; 6];
+            buffer.elements().widen_to(&mut wide);
+            assert_eq!(wide, wanted, "{dtype}");
         }
     }
 
@@ -175,8 +163,9 @@ mod tests {
             let mut buffer = Buffer::zeroed(dtype, 5);
             buffer.poison();
             assert_eq!(buffer.stored_bytes(), bytes, "whole words");
-            let wide = buffer.elements().widen().into_owned();
-            assert!(wide.len() == 5 && wide.iter().all(|value| value.is_nan()), "{dtype}");
+            let mut wide = [0.0; 5];
+            buffer.elements().widen_to(&mut wide);
+            assert!(wide.iter().all(|value| value.is_nan()), "{dtype}");
         }
     }
 }

@@ -1,7 +1,10 @@
 //! `exp` in straight-line code that the compiler vectorises: libm's call takes most of a softmax's time.
 
+use super::vectors::Vectors;
+
 /// `e^x` for `x <= 88`, within 2 units in the last place (Cephes' `expf`); 0 where the result would be subnormal.
-pub fn exp(x: f32) -> f32 {
+#[inline(always)]
+pub fn exp<V: Vectors>(simd: V, x: f32) -> f32 {
     /// Adding it rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 355.0 / 512.0;
@@ -9,38 +12,62 @@ pub fn exp(x: f32) -> f32 {
     const MIN: f32 = -87.0;
     // A comparison keeps NaN; `max` does not.
     let clamped = if x < MIN { MIN } else { x };
-    let rounded = clamped * std::f32::consts::LOG2_E + ROUND;
+    let rounded = simd.multiply_add(clamped, std::f32::consts::LOG2_E, ROUND);
     let n = rounded - ROUND;
-    let r = clamped - n * LN_2_HIGH - n * LN_2_LOW;
+    let r = simd.multiply_add(n, -LN_2_HIGH, clamped);
+    let r = simd.multiply_add(n, -LN_2_LOW, r);
     let p = 1.987_569_1e-4;
-    let p = p * r + 1.398_199_9e-3;
-    let p = p * r + 8.333_452e-3;
-    let p = p * r + 4.166_579_6e-2;
-    let p = p * r + 1.666_666_5e-1;
-    let p = p * r + 0.5;
+    let p = simd.multiply_add(p, r, 1.398_199_9e-3);
+    let p = simd.multiply_add(p, r, 8.333_452e-3);
+    let p = simd.multiply_add(p, r, 4.166_579_6e-2);
+    let p = simd.multiply_add(p, r, 1.666_666_5e-1);
+    let p = simd.multiply_add(p, r, 0.5);
     let power = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
-    let value = (p * r * r + r + 1.0) * power;
+    let value = (simd.multiply_add(p * r, r, r) + 1.0) * power;
     if x < MIN { 0.0 } else { value }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vectors::{WithVectors, archs, dispatch};
+    use pulp::Arch;
+
+    struct Exp<'a>(&'a mut [f32]);
+
+    impl WithVectors for Exp<'_> {
+        #[inline(always)]
+        fn run<V: Vectors>(self, simd: V) {
+            self.0.iter_mut().for_each(|x| *x = exp(simd, *x));
+        }
+    }
+
+    fn exps(arch: Arch, x: &[f32]) -> Vec<f32> {
+        let mut values = x.to_vec();
+        dispatch(arch, Exp(&mut values));
+        values
+    }
 
     #[test]
     fn exp_matches_f64() {
-        for step in 0..=200_000 {
-            let x = -87.0 + step as f32 * (175.0 / 200_000.0);
-            let wanted = (x as f64).exp();
-            let error = (exp(x) as f64 - wanted).abs() / wanted;
-            assert!(error < 2.4e-7, "exp({x}): got {}, wanted {wanted}", exp(x));
+        let x: Vec<f32> =
+            (0..=200_000).map(|step| -87.0 + step as f32 * (175.0 / 200_000.0)).collect();
+        for arch in archs() {
+            for (&x, got) in x.iter().zip(exps(arch, &x)) {
+                let wanted = (x as f64).exp();
+                let error = (got as f64 - wanted).abs() / wanted;
+                assert!(error < 2.4e-7, "{arch:?}: exp({x}): got {got}, wanted {wanted}");
+            }
         }
     }
 
     #[test]
     fn masked_scores_are_exact_zeros() {
-        assert_eq!((exp(f32::NEG_INFINITY), exp(-1e30), exp(-88.0)), (0.0, 0.0, 0.0));
-        assert_eq!(exp(0.0), 1.0, "a maximum that stays the same rescales nothing");
-        assert!(exp(f32::NAN).is_nan());
+        for arch in archs() {
+            let zeros = exps(arch, &[f32::NEG_INFINITY, -1e30, -88.0]);
+            assert_eq!(zeros, [0.0; 3], "{arch:?}");
+            assert_eq!(exps(arch, &[0.0; 17]), [1.0; 17], "a maximum that stays rescales nothing");
+            assert!(exps(arch, &[f32::NAN; 17]).iter().all(|value| value.is_nan()), "{arch:?}");
+        }
     }
 }

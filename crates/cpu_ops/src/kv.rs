@@ -4,11 +4,18 @@ mod quantised;
 
 use self::quantised::QuantisedPool;
 use super::activations::Rows;
-use super::elements::Buffer;
+use super::elements::{Buffer, Elements};
 use crate::OutOfMemory;
 use plan::{CacheType, KvLayout, PAGE_SIZE};
-use std::borrow::Cow;
 use std::ops::Range;
+
+/// Rows that are read have a multiple of this length, whatever the `head_dim`: whole vectors.
+const ROW_ELEMS: usize = 16;
+
+/// Elements of a row that is read: `head_dim`, and zeros.
+pub fn row_elems(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(ROW_ELEMS)
+}
 
 /// K and V pools of every layer, as [`KvLayout`] says.
 pub struct KvCache {
@@ -53,26 +60,39 @@ impl KvCache {
         }
     }
 
-    /// Keys of one head in `rows` of one page: `[rows.len(), head_dim]`.
-    pub fn keys(
-        &self,
+    /// Keys of one head in `rows` of one page, as they are stored: `[rows.len(), row_elems(head_dim)]`.
+    /// They are written to `buffer`, which holds zeros or what this wrote before, unless they are
+    /// stored so. [`KvCache::rotate_as_keys`] says with which queries their scores are.
+    pub fn keys<'a>(
+        &'a self,
         layer: usize,
         page: u32,
         kv_head: usize,
         rows: Range<usize>,
-    ) -> Cow<'_, [f32]> {
-        self.k[layer].load(&self.layout, page as usize, kv_head, rows)
+        buffer: &'a mut [f32],
+    ) -> &'a [f32] {
+        self.k[layer].load(&self.layout, page as usize, kv_head, rows, buffer)
     }
 
     /// As [`KvCache::keys`], the values.
-    pub fn values(
-        &self,
+    pub fn values<'a>(
+        &'a self,
         layer: usize,
         page: u32,
         kv_head: usize,
         rows: Range<usize>,
-    ) -> Cow<'_, [f32]> {
-        self.v[layer].load(&self.layout, page as usize, kv_head, rows)
+        buffer: &'a mut [f32],
+    ) -> &'a [f32] {
+        self.v[layer].load(&self.layout, page as usize, kv_head, rows, buffer)
+    }
+
+    /// Rotates a query as keys are where they are stored: that changes no inner product, and is
+    /// done once, not once for each key.
+    pub fn rotate_as_keys(&self, query: &mut [f32]) {
+        let [k, _] = self.layout.types();
+        if k.rotates_keys() {
+            quantised::rotate(query);
+        }
     }
 }
 
@@ -110,20 +130,38 @@ impl Pool {
         }
     }
 
-    /// Rows `rows` of `kv_head` in `page`.
-    fn load(
-        &self,
+    /// Rows `rows` of `kv_head` in `page`, as [`KvCache::keys`].
+    fn load<'a>(
+        &'a self,
         layout: &KvLayout,
         page: usize,
         kv_head: usize,
         rows: Range<usize>,
-    ) -> Cow<'_, [f32]> {
+        buffer: &'a mut [f32],
+    ) -> &'a [f32] {
+        let (head_dim, stride) = (layout.head_dim, row_elems(layout.head_dim));
+        let num_rows = rows.len();
         match self {
             Pool::Plain(pool) => {
                 let first = layout.row_start(page * PAGE_SIZE + rows.start, kv_head);
-                pool.elements().slice(first..first + rows.len() * layout.head_dim).widen()
+                let stored = pool.elements().slice(first..first + num_rows * head_dim);
+                match stored {
+                    Elements::F32(values) if stride == head_dim => return values,
+                    _ if stride == head_dim => stored.widen_to(&mut buffer[..num_rows * stride]),
+                    _ => {
+                        for (row, out) in buffer.chunks_exact_mut(stride).take(num_rows).enumerate()
+                        {
+                            let row = row * head_dim..(row + 1) * head_dim;
+                            stored.slice(row).widen_to(&mut out[..head_dim]);
+                        }
+                    }
+                }
             }
-            Pool::Quantised(pool) => pool.load(page * layout.num_kv_heads + kv_head, rows).into(),
+            Pool::Quantised(pool) => {
+                let page = page * layout.num_kv_heads + kv_head;
+                pool.load(page, rows, stride, buffer);
+            }
         }
+        &buffer[..num_rows * stride]
     }
 }

@@ -16,6 +16,7 @@ pub mod linear;
 pub mod ops;
 #[cfg(test)]
 mod testing;
+mod vectors;
 pub mod weights;
 
 pub use elements::round;

@@ -3,7 +3,7 @@
 use super::{Keys, visible_keys};
 use crate::activations::{Rows, RowsMut};
 use crate::dot::dot;
-use crate::kv::KvCache;
+use crate::kv::{KvCache, row_elems};
 use plan::{Attention, PAGE_SIZE, StepInputs};
 use std::ops::Range;
 
@@ -27,16 +27,18 @@ fn for_each_page(keys: &Keys, mut f: impl FnMut(u32, Range<usize>)) {
 pub fn scores(attention: &Attention, inputs: &StepInputs, kv: &KvCache, q: &Rows, scores: RowsMut) {
     let keys = keys_of_tokens(attention, inputs);
     let &Attention { layer, num_heads, num_kv_heads, head_dim, softmax_scale, .. } = attention;
-    let columns = scores.width() / num_heads;
+    let (columns, stride) = (scores.width() / num_heads, row_elems(head_dim));
     scores.for_each(|t, row| {
+        let mut buffer = vec![0.0; PAGE_SIZE * stride];
         for (head, scores) in row.chunks_exact_mut(columns).enumerate() {
-            let q = &q.row(t)[head * head_dim..][..head_dim];
+            let mut q = q.row(t)[head * head_dim..][..head_dim].to_vec();
+            kv.rotate_as_keys(&mut q);
             let kv_head = head * num_kv_heads / num_heads;
             for_each_page(&keys[t], |page, keys| {
                 let rows = keys.start % PAGE_SIZE..keys.start % PAGE_SIZE + keys.len();
-                let k = kv.keys(layer, page, kv_head, rows);
-                for (score, k) in scores[keys].iter_mut().zip(k.chunks_exact(head_dim)) {
-                    *score = dot(q, k) * softmax_scale;
+                let k = kv.keys(layer, page, kv_head, rows, &mut buffer);
+                for (score, k) in scores[keys].iter_mut().zip(k.chunks_exact(stride)) {
+                    *score = dot(&q, &k[..head_dim]) * softmax_scale;
                 }
             });
         }
@@ -70,16 +72,17 @@ pub fn values(
 ) {
     let keys = keys_of_tokens(attention, inputs);
     let &Attention { layer, num_heads, num_kv_heads, head_dim, .. } = attention;
-    let columns = probabilities.width() / num_heads;
+    let (columns, stride) = (probabilities.width() / num_heads, row_elems(head_dim));
     out.for_each(|t, row| {
+        let mut buffer = vec![0.0; PAGE_SIZE * stride];
         for (head, out) in row.chunks_exact_mut(head_dim).enumerate() {
             let probabilities = &probabilities.row(t)[head * columns..][..columns];
             let kv_head = head * num_kv_heads / num_heads;
             out.fill(0.0);
             for_each_page(&keys[t], |page, keys| {
                 let rows = keys.start % PAGE_SIZE..keys.start % PAGE_SIZE + keys.len();
-                let v = kv.values(layer, page, kv_head, rows);
-                for (p, v) in probabilities[keys].iter().zip(v.chunks_exact(head_dim)) {
+                let v = kv.values(layer, page, kv_head, rows, &mut buffer);
+                for (p, v) in probabilities[keys].iter().zip(v.chunks_exact(stride)) {
                     out.iter_mut().zip(v).for_each(|(out, v)| *out += p * v);
                 }
             });

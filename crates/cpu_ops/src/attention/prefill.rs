@@ -1,33 +1,30 @@
 //! Attention of many query rows: FlashAttention's tiling (arXiv:2205.14135) with matrix products on the CPU.
 //!
-//! A query tile packs the query heads of one KV head, `[tokens * group, head_dim]`. The key loop takes a page at a
-//! time: `S = Q K^T`, mask, online softmax, `O += P V`. The bits of a row depend on its own position alone: keys come
-//! in whole pages, and a key that a row does not see contributes an exact zero.
+//! A query tile packs the query heads of one KV head, `[tokens * group, head_dim]`, in panels of rows. The key loop
+//! takes a page at a time: `S^T = K Q^T`, mask, online softmax, `O += P V`. S is transposed, so that a vector holds a
+//! key's scores of as many rows: no operation goes across lanes. The bits of a row depend on its own position alone:
+//! keys come in whole pages, and a key that a row does not see contributes an exact zero.
 
-use super::Keys;
+use super::products::{self, Strided};
+use super::{Keys, group};
 use crate::activations::Rows;
 use crate::exp::exp;
-use crate::kv::KvCache;
-use nalgebra::{DMatrixView, DMatrixViewMut};
+use crate::kv::{KvCache, row_elems};
+use crate::vectors::{Vectors, WithVectors, dispatch};
 use plan::{Attention, PAGE_SIZE};
-use std::borrow::Cow;
+use pulp::Arch;
 use std::ops::Range;
 
-/// Rows of a query tile: enough that packing K and V for the matrix product is a small part of it.
+/// Rows of a query tile: enough that the conversion of K and V is a small part of it.
 const TILE_ROWS: usize = 128;
-/// Least number of rows that a matrix product takes: below, nalgebra 0.35 reads strided views out of bounds.
-const MIN_ROWS: usize = 8;
-/// Least `head_dim` of this path, for the same reason.
-pub const MIN_HEAD_DIM: usize = 8;
+/// Rows of a panel, whose Q stays in the first-level cache during the products with a page.
+const PANEL_ROWS: usize = 64;
+/// Rows of a panel come in multiples of this: whole vectors.
+const ROW_BLOCK: usize = 16;
 
 /// Tokens of a query tile.
 pub fn tile_tokens(attention: &Attention) -> usize {
     (TILE_ROWS / group(attention)).max(1)
-}
-
-/// Query heads that share a KV head.
-fn group(attention: &Attention) -> usize {
-    attention.num_heads / attention.num_kv_heads
 }
 
 /// The tokens of a query tile, and where their keys are.
@@ -53,135 +50,184 @@ pub fn attend(
     tile: &QueryTile,
     kv_head: usize,
     q: &Rows,
+    arch: Arch,
 ) -> Vec<f32> {
-    let (group, head_dim) = (group(attention), attention.head_dim);
-    let num_rows = tile.tokens.len() * group;
-    let mut state = TileState::new(num_rows, head_dim);
-    let scaled_q = gather_q(attention, tile, kv_head, q, state.padded_rows);
-
-    let last = tile.visible(attention, tile.tokens.len() - 1);
-    for page_idx in tile.first.positions.start / PAGE_SIZE..last.end.div_ceil(PAGE_SIZE) {
-        let first_key = page_idx * PAGE_SIZE;
-        let num_keys = PAGE_SIZE.min(last.end - first_key);
-        let (layer, page) = (attention.layer, tile.first.pages[page_idx]);
-        let k = whole_page(kv.keys(layer, page, kv_head, 0..num_keys), head_dim);
-        let v = whole_page(kv.values(layer, page, kv_head, 0..num_keys), head_dim);
-        state.scores(&scaled_q, &k);
-        for row in 0..num_rows {
-            let Range { start, end } = tile.visible(attention, row / group);
-            let within =
-                |position: usize| position.clamp(first_key, first_key + PAGE_SIZE) - first_key;
-            state.softmax(row, within(start)..within(end));
-        }
-        state.accumulate(&v);
-    }
-    state.finish(num_rows)
+    let num_rows = tile.tokens.len() * group(attention);
+    let mut out = vec![0.0; num_rows * attention.head_dim];
+    dispatch(arch, TileWork { attention, kv, tile, kv_head, q, out: &mut out });
+    out
 }
 
-/// Q of the tile, times the softmax scale: `[padded_rows, head_dim]`, zeros after the last row.
-fn gather_q(
-    attention: &Attention,
-    tile: &QueryTile,
+/// [`attend`], compiled for vector registers.
+struct TileWork<'a> {
+    attention: &'a Attention,
+    kv: &'a KvCache,
+    tile: &'a QueryTile<'a>,
     kv_head: usize,
-    q: &Rows,
-    padded_rows: usize,
-) -> Vec<f32> {
-    let width = group(attention) * attention.head_dim;
-    let mut scaled = Vec::with_capacity(padded_rows * attention.head_dim);
-    for token in tile.tokens.clone() {
-        let heads = &q.row(token)[kv_head * width..][..width];
-        scaled.extend(heads.iter().map(|q| q * attention.softmax_scale));
-    }
-    scaled.resize(padded_rows * attention.head_dim, 0.0);
-    scaled
+    q: &'a Rows<'a>,
+    out: &'a mut [f32],
 }
 
-/// A page's rows, with zeros where it is not filled yet: there the pool holds anything, and `0 * NaN` is NaN.
-fn whole_page(rows: Cow<[f32]>, head_dim: usize) -> Cow<[f32]> {
-    if rows.len() == PAGE_SIZE * head_dim {
-        return rows;
+impl WithVectors for TileWork<'_> {
+    #[inline(always)]
+    fn run<V: Vectors>(self, simd: V) {
+        let TileWork { attention, kv, tile, kv_head, q, out } = self;
+        let &Attention { layer, head_dim, .. } = attention;
+        let width = row_elems(head_dim);
+        let mut buffer = vec![0.0; PAGE_SIZE * width];
+        let mut panels: Vec<Panel> = (0..out.len() / head_dim)
+            .step_by(PANEL_ROWS)
+            .map(|first| Panel::new(first..(first + PANEL_ROWS).min(out.len() / head_dim), width))
+            .collect();
+        for panel in &mut panels {
+            panel.gather_q(attention, kv, tile, kv_head, q);
+        }
+
+        let last = tile.visible(attention, tile.tokens.len() - 1);
+        for page_idx in tile.first.positions.start / PAGE_SIZE..last.end.div_ceil(PAGE_SIZE) {
+            let first_key = page_idx * PAGE_SIZE;
+            let num_keys = PAGE_SIZE.min(last.end - first_key);
+            let page = tile.first.pages[page_idx];
+            let k = kv.keys(layer, page, kv_head, 0..num_keys, &mut buffer);
+            for panel in &mut panels {
+                panel.scores(simd, k);
+                panel.mask(attention, tile, first_key..first_key + num_keys);
+                panel.softmax(simd, num_keys);
+            }
+            let v = kv.values(layer, page, kv_head, 0..num_keys, &mut buffer);
+            for panel in &mut panels {
+                panel.accumulate(simd, v);
+            }
+        }
+        for (panel, out) in panels.iter().zip(out.chunks_mut(PANEL_ROWS * head_dim)) {
+            panel.finish(out, head_dim);
+        }
     }
-    let mut page = rows.into_owned();
-    page.resize(PAGE_SIZE * head_dim, 0.0);
-    page.into()
 }
 
-/// The accumulators of a query tile.
-struct TileState {
-    head_dim: usize,
-    padded_rows: usize,
-    /// S, then P, of one page: `[padded_rows, PAGE_SIZE]`.
+/// Rows of a query tile, and their accumulators.
+struct Panel {
+    /// Rows of the tile.
+    rows: Range<usize>,
+    /// Columns of the transposed matrices: at least as many as rows.
+    columns: usize,
+    /// Elements of a row of K, of V and of O.
+    width: usize,
+    /// Q, scaled: `[width, columns]`.
+    q: Vec<f32>,
+    /// S, then P, of one page: `[PAGE_SIZE, columns]`.
     scores: Vec<f32>,
-    /// O before its division by the row sum: `[padded_rows, head_dim]`.
+    /// O before its division by the row sum: `[rows, width]`.
     out: Vec<f32>,
-    row_max: Vec<f32>,
-    row_sum: Vec<f32>,
+    row_max: [f32; PANEL_ROWS],
+    row_sum: [f32; PANEL_ROWS],
 }
 
-impl TileState {
-    fn new(num_rows: usize, head_dim: usize) -> Self {
-        let padded_rows = num_rows.max(MIN_ROWS);
-        TileState {
-            head_dim,
-            padded_rows,
-            scores: vec![0.0; padded_rows * PAGE_SIZE],
-            out: vec![0.0; padded_rows * head_dim],
-            row_max: vec![f32::NEG_INFINITY; num_rows],
-            row_sum: vec![0.0; num_rows],
+impl Panel {
+    fn new(rows: Range<usize>, width: usize) -> Self {
+        let columns = rows.len().next_multiple_of(ROW_BLOCK);
+        Panel {
+            columns,
+            width,
+            q: vec![0.0; width * columns],
+            scores: vec![0.0; PAGE_SIZE * columns],
+            out: vec![0.0; rows.len() * width],
+            row_max: [f32::NEG_INFINITY; PANEL_ROWS],
+            row_sum: [0.0; PANEL_ROWS],
+            rows,
         }
     }
 
-    /// `S = Q K^T`. nalgebra is column-major: a row-major matrix is its transpose there, `S^T = K Q^T`.
-    fn scores(&mut self, q: &[f32], k: &[f32]) {
-        let (rows, d) = (self.padded_rows, self.head_dim);
-        let k = DMatrixView::from_slice_with_strides(k, PAGE_SIZE, d, d, 1);
-        let q = DMatrixView::from_slice(q, d, rows);
-        DMatrixViewMut::from_slice(&mut self.scores, PAGE_SIZE, rows).gemm(1.0, &k, &q, 0.0);
-    }
-
-    /// One row's step of the online softmax, over the keys `visible` of the page: S becomes P.
-    fn softmax(&mut self, row: usize, visible: Range<usize>) {
-        let scores = &mut self.scores[row * PAGE_SIZE..][..PAGE_SIZE];
-        scores[..visible.start].fill(f32::NEG_INFINITY);
-        scores[visible.end..].fill(f32::NEG_INFINITY);
-        let max = scores.iter().copied().fold(self.row_max[row], f32::max);
-        if visible.is_empty() || max == f32::NEG_INFINITY {
-            scores.fill(0.0);
-            return;
-        }
-        let rescale = exp(self.row_max[row] - max);
-        self.row_max[row] = max;
-        scores.iter_mut().for_each(|score| *score = exp(*score - max));
-        self.row_sum[row] = self.row_sum[row] * rescale + sum(scores);
-        if rescale != 1.0 {
-            let out = &mut self.out[row * self.head_dim..][..self.head_dim];
-            out.iter_mut().for_each(|out| *out *= rescale);
+    /// Takes Q of its rows, times the softmax scale.
+    fn gather_q(
+        &mut self,
+        attention: &Attention,
+        kv: &KvCache,
+        tile: &QueryTile,
+        kv_head: usize,
+        q: &Rows,
+    ) {
+        let (group, head_dim) = (group(attention), attention.head_dim);
+        let mut scaled = vec![0.0; head_dim];
+        for (column, row) in self.rows.clone().enumerate() {
+            let head = kv_head * group + row % group;
+            let q = &q.row(tile.tokens.start + row / group)[head * head_dim..][..head_dim];
+            for (scaled, q) in scaled.iter_mut().zip(q) {
+                *scaled = q * attention.softmax_scale;
+            }
+            kv.rotate_as_keys(&mut scaled);
+            for (q, scaled) in self.q.chunks_exact_mut(self.columns).zip(&scaled) {
+                q[column] = *scaled;
+            }
         }
     }
 
-    /// `O += P V`, as `O^T += V^T P^T`.
-    fn accumulate(&mut self, v: &[f32]) {
-        let (rows, d) = (self.padded_rows, self.head_dim);
-        let v = DMatrixView::from_slice(v, d, PAGE_SIZE);
-        let p = DMatrixView::from_slice(&self.scores, PAGE_SIZE, rows);
-        DMatrixViewMut::from_slice(&mut self.out, d, rows).gemm(1.0, &v, &p, 1.0);
+    /// `S^T = K Q^T`.
+    #[inline(always)]
+    fn scores<V: Vectors>(&mut self, simd: V, k: &[f32]) {
+        let scores = &mut self.scores[..k.len() / self.width * self.columns];
+        scores.fill(0.0);
+        let k = Strided { data: k, strides: [self.width, 1] };
+        products::multiply_add(simd, k, &self.q, self.columns, scores);
     }
 
-    fn finish(mut self, num_rows: usize) -> Vec<f32> {
-        self.out.truncate(num_rows * self.head_dim);
-        for (row, sum) in self.out.chunks_exact_mut(self.head_dim).zip(&self.row_sum) {
-            row.iter_mut().for_each(|out| *out /= sum);
+    /// Makes the scores of keys that a row does not see minus infinity.
+    fn mask(&mut self, attention: &Attention, tile: &QueryTile, keys: Range<usize>) {
+        let group = group(attention);
+        for (column, row) in self.rows.clone().enumerate() {
+            let Range { start, end } = tile.visible(attention, row / group);
+            let within = |position: usize| position.clamp(keys.start, keys.end) - keys.start;
+            for key in (0..within(start)).chain(within(end)..keys.len()) {
+                self.scores[key * self.columns + column] = f32::NEG_INFINITY;
+            }
         }
-        self.out
     }
-}
 
-/// The sum of a page's probabilities, in the vector lanes' order.
-fn sum(values: &[f32]) -> f32 {
-    const LANES: usize = 16;
-    let mut lanes = [0.0; LANES];
-    for values in values.as_chunks::<LANES>().0 {
-        lanes.iter_mut().zip(values).for_each(|(lane, value)| *lane += value);
+    /// A step of the online softmax, over the keys of a page: S becomes P.
+    #[inline(always)]
+    fn softmax<V: Vectors>(&mut self, simd: V, num_keys: usize) {
+        let scores = &mut self.scores[..num_keys * self.columns];
+        let mut max = self.row_max;
+        for scores in scores.chunks_exact(self.columns) {
+            for (max, &score) in max.iter_mut().zip(scores) {
+                *max = if score > *max { score } else { *max };
+            }
+        }
+        let mut rescale = [0.0; PANEL_ROWS];
+        for row in 0..PANEL_ROWS {
+            rescale[row] = exp(simd, self.row_max[row] - max[row]);
+            self.row_max[row] = max[row];
+            if max[row] == f32::NEG_INFINITY {
+                // No key was visible so far.
+                (max[row], rescale[row]) = (0.0, 1.0);
+            }
+            self.row_sum[row] *= rescale[row];
+        }
+        let (max, sums) = (&max[..self.columns], &mut self.row_sum[..self.columns]);
+        for scores in scores.chunks_exact_mut(self.columns) {
+            for ((score, max), sum) in scores.iter_mut().zip(max).zip(&mut *sums) {
+                *score = exp(simd, *score - max);
+                *sum += *score;
+            }
+        }
+        for (out, rescale) in self.out.chunks_exact_mut(self.width).zip(rescale) {
+            if rescale != 1.0 {
+                out.iter_mut().for_each(|out| *out *= rescale);
+            }
+        }
     }
-    lanes.iter().sum()
+
+    /// `O += P V`.
+    #[inline(always)]
+    fn accumulate<V: Vectors>(&mut self, simd: V, v: &[f32]) {
+        let p = Strided { data: &self.scores, strides: [1, self.columns] };
+        products::multiply_add(simd, p, v, self.width, &mut self.out);
+    }
+
+    fn finish(&self, out: &mut [f32], head_dim: usize) {
+        let rows = self.out.chunks_exact(self.width).zip(&self.row_sum);
+        for (out, (row, sum)) in out.chunks_exact_mut(head_dim).zip(rows) {
+            out.iter_mut().zip(row).for_each(|(out, value)| *out = value / sum);
+        }
+    }
 }

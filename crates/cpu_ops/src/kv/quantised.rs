@@ -7,15 +7,16 @@
 //! | fp8 | largest magnitude / 448 | `x / d` rounded to E4M3 | `d * q` |
 //! | q4_0 | value of largest magnitude / -8 | `floor(x / d + 8.5)`, in 0 ..= 15 | `d * (q - 8)` |
 //!
-//! Keys of q4_0 are rotated before, and back after, in each block of 32 columns:
-//! `y[i] = sum_j (-1)^popcount(i & j) x[j] / sqrt(32)`, its own inverse.
+//! Keys of q4_0 are rotated before, in each block of 32 columns:
+//! `y[i] = sum_j (-1)^popcount(i & j) x[j] / sqrt(32)`, its own inverse. They are read so.
 //!
 //! What is not finite makes its scale so, and with it all elements that share it NaN.
 
 use crate::{OutOfMemory, host_memory};
+use blocks::{Arch, decoder};
 use gpu_types::E4m3;
 use half::f16;
-use plan::{CacheType, PAGE_SIZE};
+use plan::{CacheType, Dtype, PAGE_SIZE};
 use std::borrow::Cow;
 use std::f32::consts::FRAC_1_SQRT_2;
 use std::ops::Range;
@@ -76,7 +77,7 @@ impl QuantisedPool {
         let ([quant_bytes, scale_bytes], group) = (self.part_bytes(), self.group());
         let mut values = Cow::from(values);
         if self.is_rotated {
-            values.to_mut().as_chunks_mut().0.iter_mut().for_each(rotate);
+            rotate(values.to_mut());
         }
         let start = page * (quant_bytes + scale_bytes);
         let page = &mut self.bytes[start..][..quant_bytes + scale_bytes];
@@ -93,41 +94,62 @@ impl QuantisedPool {
         }
     }
 
-    /// Rows `rows` of page `page`: `[rows.len(), head_dim]`.
-    pub fn load(&self, page: usize, rows: Range<usize>) -> Vec<f32> {
+    /// Writes rows `rows` of page `page` to `out`, `stride` elements apart.
+    pub fn load(&self, page: usize, rows: Range<usize>, stride: usize, out: &mut [f32]) {
+        match self.cache_type {
+            CacheType::Q4_0 => self.load_by(dequantise_q4_0, page, rows, stride, out),
+            CacheType::Fp8 => self.load_by(dequantise_fp8, page, rows, stride, out),
+            _ => self.load_by(dequantise_q8_0, page, rows, stride, out),
+        }
+    }
+
+    /// [`QuantisedPool::load`] by a function that reads the elements of quants that share a scale.
+    fn load_by(
+        &self,
+        dequantise: impl Fn(&[u8], f32, &mut [f32]),
+        page: usize,
+        rows: Range<usize>,
+        stride: usize,
+        out: &mut [f32],
+    ) {
         let ([quant_bytes, scale_bytes], group) = (self.part_bytes(), self.group());
         let start = page * (quant_bytes + scale_bytes);
         let page = &self.bytes[start..][..quant_bytes + scale_bytes];
         let (quants, scales) = page.split_at(quant_bytes);
         let row_bytes = quant_bytes / PAGE_SIZE;
-        let mut values = vec![0.0; rows.len() * self.head_dim];
-        for (row, values) in rows.zip(values.chunks_exact_mut(self.head_dim)) {
-            let quants = quants[row * row_bytes..][..row_bytes]
-                .chunks_exact(row_bytes * group / self.head_dim);
-            for (index, (quants, values)) in quants.zip(values.chunks_exact_mut(group)).enumerate()
-            {
-                let scale = 2 * (index * PAGE_SIZE + row);
-                let scale = f16::from_le_bytes([scales[scale], scales[scale + 1]]).to_f32();
-                dequantise(self.cache_type, quants, scale, values);
-            }
+        let quants = &quants[rows.start * row_bytes..rows.end * row_bytes];
+        let widen = decoder(Dtype::F16).expect("a floating-point type");
+        let mut wide = [0.0; PAGE_SIZE];
+        let wide = &mut wide[..rows.len()];
+        for (index, scales) in scales.chunks_exact(2 * PAGE_SIZE).enumerate() {
+            widen(Arch::new(), &scales[2 * rows.start..2 * rows.end], wide);
+            let group_bytes = row_bytes * group / self.head_dim;
+            let rows = quants.chunks_exact(row_bytes).zip(out.chunks_exact_mut(stride));
+            Arch::new().dispatch(
+                #[inline(always)]
+                || {
+                    for ((quants, out), &scale) in rows.zip(&*wide) {
+                        let quants = &quants[index * group_bytes..][..group_bytes];
+                        dequantise(quants, scale, &mut out[index * group..][..group]);
+                    }
+                },
+            );
         }
-        if self.is_rotated {
-            values.as_chunks_mut().0.iter_mut().for_each(rotate);
-        }
-        values
     }
 }
 
-/// Multiplies a block by the Hadamard matrix over `sqrt(32)`: sums and differences of columns whose
-/// indices differ in a bit, one bit after the other.
-fn rotate(block: &mut [f32; 32]) {
-    for bit in [1, 2, 4, 8, 16] {
-        for low in (0..32).filter(|column| column & bit == 0) {
-            let (a, b) = (block[low], block[low + bit]);
-            (block[low], block[low + bit]) = (a + b, a - b);
+/// Multiplies each block of 32 by the Hadamard matrix over `sqrt(32)`: sums and differences of
+/// columns whose indices differ in a bit, one bit after the other.
+pub fn rotate(values: &mut [f32]) {
+    for block in values.as_chunks_mut::<32>().0 {
+        for bit in [1, 2, 4, 8, 16] {
+            for low in (0..32).filter(|column| column & bit == 0) {
+                let (a, b) = (block[low], block[low + bit]);
+                (block[low], block[low + bit]) = (a + b, a - b);
+            }
         }
+        block.iter_mut().for_each(|value| *value *= FRAC_1_SQRT_2 / 4.0);
     }
-    block.iter_mut().for_each(|value| *value *= FRAC_1_SQRT_2 / 4.0);
 }
 
 /// Stores the quants of `values`, which share a scale; returns it.
@@ -165,31 +187,54 @@ fn quantise(cache_type: CacheType, values: &[f32], quants: &mut [u8]) -> f16 {
 }
 
 /// Reads the elements of `quants`, which share a scale.
-fn dequantise(cache_type: CacheType, quants: &[u8], scale: f32, values: &mut [f32]) {
-    match cache_type {
-        CacheType::Q4_0 => {
-            for (quants, values) in quants.chunks_exact(4).zip(values.chunks_exact_mut(8)) {
-                for (column, value) in values.iter_mut().enumerate() {
-                    let (byte, shift) = nibble(column);
-                    *value = scale * (f32::from(quants[byte] >> shift & 15) - 8.0);
-                }
-            }
-        }
-        CacheType::Fp8 => {
-            let len = values.len();
-            for (column, value) in values.iter_mut().enumerate() {
-                *value = scale * E4m3::from_bits(quants[byte(column, len)]).to_f32();
-            }
-        }
-        _ => {
-            // A block is whole words.
-            for (quants, values) in quants.chunks_exact(4).zip(values.chunks_exact_mut(4)) {
-                for (column, value) in values.iter_mut().enumerate() {
-                    *value = scale * (f32::from(quants[byte(column, 4)]) - 128.0);
-                }
-            }
+#[inline(always)]
+fn dequantise_q8_0(quants: &[u8], scale: f32, values: &mut [f32]) {
+    for (quants, values) in quants.as_chunks().0.iter().zip(values.as_chunks_mut::<16>().0) {
+        for (value, quant) in values.iter_mut().zip(in_order(quants)) {
+            *value = scale * (f32::from(quant) - 128.0);
         }
     }
+}
+
+/// As [`dequantise_q8_0`].
+#[inline(always)]
+fn dequantise_fp8(quants: &[u8], scale: f32, values: &mut [f32]) {
+    let ((quants, last_quants), (values, last)) =
+        (quants.as_chunks(), values.as_chunks_mut::<16>());
+    let read = |quant| scale * E4m3::from_bits(quant).to_f32();
+    for (quants, values) in quants.iter().zip(values) {
+        for (value, quant) in values.iter_mut().zip(in_order(quants)) {
+            *value = read(quant);
+        }
+    }
+    let len = last.len();
+    for (column, value) in last.iter_mut().enumerate() {
+        *value = read(last_quants[byte(column, len)]);
+    }
+}
+
+/// As [`dequantise_q8_0`].
+#[inline(always)]
+fn dequantise_q4_0(quants: &[u8], scale: f32, values: &mut [f32]) {
+    const SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
+    for (&quants, values) in quants.as_chunks().0.iter().zip(values.as_chunks_mut::<8>().0) {
+        let quants = u32::from_le_bytes(quants);
+        for (value, shift) in values.iter_mut().zip(SHIFTS) {
+            *value = scale * ((quants >> shift & 15) as f32 - 8.0);
+        }
+    }
+}
+
+/// Four words of bytes in the order of their columns.
+#[inline(always)]
+fn in_order(words: &[u8; 16]) -> [u8; 16] {
+    let mut ordered = [0; 16];
+    for (word, ordered) in words.as_chunks().0.iter().zip(ordered.as_chunks_mut().0) {
+        let word = u32::from_le_bytes(*word);
+        let outer = word & 0xFF00_00FF;
+        *ordered = (outer | word >> 8 & 0xFF00 | (word & 0xFF00) << 8).to_le_bytes();
+    }
+    ordered
 }
 
 /// The value of largest magnitude; one that is not finite is larger than any that is.
@@ -224,7 +269,12 @@ mod tests {
         let mut pool = QuantisedPool::new(cache_type, of_keys, values.len(), 2).unwrap();
         let last = PAGE_SIZE - 1;
         pool.store(1, last, values);
-        pool.load(1, last..PAGE_SIZE)
+        let mut read = vec![f32::NAN; values.len()];
+        pool.load(1, last..PAGE_SIZE, values.len(), &mut read);
+        if pool.is_rotated {
+            rotate(&mut read);
+        }
+        read
     }
 
     #[test]
@@ -268,10 +318,13 @@ mod tests {
                     (0..head_dim).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
                 let mut pool = QuantisedPool::new(cache_type, true, head_dim, 1).unwrap();
                 pool.store(0, 3, &values);
-                let back = pool.load(0, 3..4);
+                let mut stored = vec![f32::NAN; head_dim];
+                pool.load(0, 3..4, head_dim, &mut stored);
+                let mut back = stored.clone();
                 assert_eq!(pool.is_rotated, cache_type == CacheType::Q4_0);
-                pool.is_rotated = false;
-                let stored = pool.load(0, 3..4);
+                if pool.is_rotated {
+                    rotate(&mut back);
+                }
                 for (at, stored) in stored.iter().enumerate() {
                     let block = &values[at / 32 * 32..][..32];
                     let sign = |j: usize| 1.0 - 2.0 * f64::from(((at % 32) & j).count_ones() % 2);

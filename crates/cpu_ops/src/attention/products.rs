@@ -1,0 +1,153 @@
+//! The two matrix products of attention. Rows are whole vectors: their lengths are multiples of
+//! [`ROW_ELEMS`](crate::kv::ROW_ELEMS).
+
+use crate::vectors::Vectors;
+
+/// Keys of a tile of [`inner_products`].
+const KEYS: usize = 4;
+/// Most rows of a tile of [`multiply_add`].
+const ROWS: usize = 4;
+
+/// A matrix whose element `(row, column)` is `data[row * strides[0] + column * strides[1]]`.
+#[derive(Clone, Copy)]
+pub struct Strided<'a> {
+    pub data: &'a [f32],
+    pub strides: [usize; 2],
+}
+
+/// `out[h * out_stride + j] = q[h, :] . k[j, :]`, of rows of `width` elements.
+#[inline(always)]
+pub fn inner_products<V: Vectors>(
+    simd: V,
+    q: &[f32],
+    k: &[f32],
+    width: usize,
+    out: &mut [f32],
+    out_stride: usize,
+) {
+    let (q, k, width) = (V::as_simd_f32s(q).0, V::as_simd_f32s(k).0, width / V::F32_LANES);
+    let (fours, rest) = k.split_at(k.len() / (KEYS * width) * (KEYS * width));
+    let first_rest = fours.len() / width;
+    for (pair, out) in q.chunks(2 * width).zip(out.chunks_mut(2 * out_stride)) {
+        for (k, j) in fours.chunks_exact(KEYS * width).zip((0..).step_by(KEYS)) {
+            if pair.len() == width {
+                let [scores] = tile_of_keys(simd, [pair], k, width);
+                out[j..][..KEYS].copy_from_slice(&scores);
+            } else {
+                let [first, second] =
+                    tile_of_keys(simd, [&pair[..width], &pair[width..]], k, width);
+                out[j..][..KEYS].copy_from_slice(&first);
+                out[out_stride + j..][..KEYS].copy_from_slice(&second);
+            }
+        }
+        for (q, out) in pair.chunks_exact(width).zip(out.chunks_mut(out_stride)) {
+            for (k, out) in rest.chunks_exact(width).zip(&mut out[first_rest..]) {
+                let mut acc = simd.splat_f32s(0.0);
+                for (&q, &k) in q.iter().zip(k) {
+                    acc = simd.mul_add_e_f32s(q, k, acc);
+                }
+                *out = simd.reduce_sum_f32s(acc);
+            }
+        }
+    }
+}
+
+/// The inner products of `H` rows with [`KEYS`] keys.
+#[inline(always)]
+fn tile_of_keys<V: Vectors, const H: usize>(
+    simd: V,
+    q: [&[V::f32s]; H],
+    k: &[V::f32s],
+    width: usize,
+) -> [[f32; KEYS]; H] {
+    let mut acc = [[simd.splat_f32s(0.0); KEYS]; H];
+    let (k0, k) = k.split_at(width);
+    let (k1, k) = k.split_at(width);
+    let (k2, k3) = k.split_at(width);
+    let q = q.map(|q| &q[..width]);
+    let k3 = &k3[..width];
+    for i in 0..width {
+        let k = [k0[i], k1[i], k2[i], k3[i]];
+        for h in 0..H {
+            for j in 0..KEYS {
+                acc[h][j] = simd.mul_add_e_f32s(q[h][i], k[j], acc[h][j]);
+            }
+        }
+    }
+    let mut scores = [[0.0; KEYS]; H];
+    for h in 0..H {
+        scores[h] = simd.sums(acc[h]);
+    }
+    scores
+}
+
+/// `c += a b`, where rows of `b` and of `c` have `width` elements. An element of `c` is summed in
+/// the order of the rows of `b`, whatever its row.
+#[inline(always)]
+pub fn multiply_add<V: Vectors>(simd: V, a: Strided, b: &[f32], width: usize, c: &mut [f32]) {
+    let (b, c, width) = (V::as_simd_f32s(b).0, V::as_mut_simd_f32s(c).0, width / V::F32_LANES);
+    let mut column = 0;
+    while column < width {
+        // As many vectors as the accumulators of four rows leave registers for.
+        let vectors = match width - column {
+            4.. if V::REGISTER_COUNT >= 32 => 4,
+            2.. => 2,
+            _ => 1,
+        };
+        match vectors {
+            4 => columns::<V, 4>(simd, a, b, width, column, c),
+            2 => columns::<V, 2>(simd, a, b, width, column, c),
+            _ => columns::<V, 1>(simd, a, b, width, column, c),
+        }
+        column += vectors;
+    }
+}
+
+/// [`multiply_add`] of `N` vectors of each row, from `column` on.
+#[inline(always)]
+fn columns<V: Vectors, const N: usize>(
+    simd: V,
+    a: Strided,
+    b: &[V::f32s],
+    width: usize,
+    column: usize,
+    c: &mut [V::f32s],
+) {
+    for (first, c) in (0..).step_by(ROWS).zip(c.chunks_mut(ROWS * width)) {
+        let a = Strided { data: &a.data[first * a.strides[0]..], ..a };
+        match c.len() / width {
+            4 => tile::<V, 4, N>(simd, a, b, width, column, c),
+            3 => tile::<V, 3, N>(simd, a, b, width, column, c),
+            2 => tile::<V, 2, N>(simd, a, b, width, column, c),
+            _ => tile::<V, 1, N>(simd, a, b, width, column, c),
+        }
+    }
+}
+
+/// [`multiply_add`] of `N` vectors of `R` rows.
+#[inline(always)]
+fn tile<V: Vectors, const R: usize, const N: usize>(
+    simd: V,
+    a: Strided,
+    b: &[V::f32s],
+    width: usize,
+    column: usize,
+    c: &mut [V::f32s],
+) {
+    let mut acc = [[simd.splat_f32s(0.0); N]; R];
+    for r in 0..R {
+        acc[r].copy_from_slice(&c[r * width + column..][..N]);
+    }
+    for (k, b) in b.chunks_exact(width).enumerate() {
+        let b = &b[column..][..N];
+        for r in 0..R {
+            let a = simd.splat_f32s(a.data[r * a.strides[0] + k * a.strides[1]]);
+            for n in 0..N {
+                acc[r][n] = simd.mul_add_e_f32s(a, b[n], acc[r][n]);
+            }
+        }
+    }
+    for r in 0..R {
+        c[r * width + column..][..N].copy_from_slice(&acc[r]);
+    }
+}
