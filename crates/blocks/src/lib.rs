@@ -329,7 +329,7 @@ pub fn wrong_scale(dtype: Dtype, stored: &[u8]) -> Option<(usize, f32)> {
 
 /// The number of an f16, without a branch, so that the compiler vectorises it.
 #[inline(always)]
-fn half_to_f32(bits: u16) -> f32 {
+pub fn half_to_f32(bits: u16) -> f32 {
     const SUBNORMAL: u32 = 113 << 23;
     let (sign, magnitude) = (u32::from(bits >> 15) << 31, u32::from(bits & 0x7FFF) << 13);
     let magnitude = match bits & 0x7C00 {

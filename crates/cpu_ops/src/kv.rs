@@ -7,6 +7,7 @@ use super::activations::Rows;
 use super::elements::{Buffer, Elements};
 use crate::OutOfMemory;
 use plan::{CacheType, KvLayout, PAGE_SIZE};
+use pulp::Arch;
 use std::ops::Range;
 
 /// Rows that are read have a multiple of this length, whatever the `head_dim`: whole vectors.
@@ -159,7 +160,7 @@ impl Pool {
             }
             Pool::Quantised(pool) => {
                 let page = page * layout.num_kv_heads + kv_head;
-                pool.load(page, rows, stride, buffer);
+                pool.load(Arch::new(), page, rows, stride, buffer);
             }
         }
         &buffer[..num_rows * stride]

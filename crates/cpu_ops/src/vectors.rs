@@ -3,11 +3,24 @@
 #[cfg(target_arch = "x86_64")]
 use pulp::x86::{V3, V4};
 use pulp::{Arch, Scalar, Simd};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::__m128i;
 
 /// What operations need of vector registers, beside what `pulp` has for all.
 pub trait Vectors: Simd {
     /// `a * b + c`, in one instruction where there is one: in a loop the compiler vectorises it.
     fn multiply_add(self, a: f32, b: f32, c: f32) -> f32;
+
+    /// `out[i] = scale * (bytes[i] - 128)`, of four words of bytes that hold their even columns
+    /// first.
+    #[inline(always)]
+    fn scale_bytes(self, bytes: &[u8; 16], scale: f32, out: &mut [f32; 16]) {
+        for (bytes, out) in bytes.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<4>().0) {
+            for (out, column) in out.iter_mut().zip([0, 2, 1, 3]) {
+                *out = scale * (f32::from(bytes[column]) - 128.0);
+            }
+        }
+    }
 
     /// The sum of the elements of each vector.
     #[inline(always)]
@@ -62,11 +75,30 @@ impl Vectors for pulp::aarch64::Neon {
     }
 }
 
+/// Less 128, as signed bytes, in the order of their columns.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn levels_in_order(simd: V3, bytes: &[u8; 16]) -> __m128i {
+    let order = pulp::cast([0u8, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15]);
+    let ordered = simd.ssse3._mm_shuffle_epi8(pulp::cast(*bytes), order);
+    simd.sse2._mm_xor_si128(ordered, pulp::cast([128u8; 16]))
+}
+
 #[cfg(target_arch = "x86_64")]
 impl Vectors for V3 {
     #[inline(always)]
     fn multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
         a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    fn scale_bytes(self, bytes: &[u8; 16], scale: f32, out: &mut [f32; 16]) {
+        let low = levels_in_order(self, bytes);
+        let high = self.sse2._mm_unpackhi_epi64(low, low);
+        for (levels, out) in [low, high].into_iter().zip(out.as_chunks_mut::<8>().0) {
+            let levels = self.avx._mm256_cvtepi32_ps(self.avx2._mm256_cvtepi8_epi32(levels));
+            *out = pulp::cast(self.avx._mm256_mul_ps(levels, self.avx._mm256_set1_ps(scale)));
+        }
     }
 
     #[inline(always)]
@@ -88,6 +120,13 @@ impl Vectors for V4 {
     #[inline(always)]
     fn multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
         a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    fn scale_bytes(self, bytes: &[u8; 16], scale: f32, out: &mut [f32; 16]) {
+        let levels = self.avx512f._mm512_cvtepi8_epi32(levels_in_order(*self, bytes));
+        let levels = self.avx512f._mm512_cvtepi32_ps(levels);
+        *out = pulp::cast(self.avx512f._mm512_mul_ps(levels, self.avx512f._mm512_set1_ps(scale)));
     }
 
     #[inline(always)]

@@ -21,6 +21,8 @@ const PART_KEYS: usize = 256;
 /// Elements of a block of keys or values: with the queries and the output they fit in the
 /// first-level cache.
 const BLOCK_ELEMS: usize = 4096;
+/// Units for each thread, where there are heads enough: so many that none waits long for the last.
+const UNITS_PER_THREAD: usize = 4;
 /// Least number of multiply-adds in a parallel task: some microseconds of work.
 const MIN_TASK_WORK: usize = 1 << 17;
 
@@ -42,56 +44,68 @@ impl Token<'_> {
 
 /// `out = softmax(q K^T * softmax_scale) V` of each token.
 pub fn attend(attention: &Attention, kv: &KvCache, q: &Rows, mut tokens: Vec<Token>, arch: Arch) {
-    let num_kv_heads = attention.num_kv_heads;
-    let mut units = Vec::new();
-    for (row, token) in tokens.iter().enumerate() {
-        for kv_head in 0..num_kv_heads {
-            units.extend(token.parts().map(|part| (row, kv_head, part)));
-        }
-    }
-    let partial_elems = Partial::elems(attention);
-    let mut partials = vec![0.0; units.len() * partial_elems];
+    let &Attention { num_heads, head_dim, .. } = attention;
+    let (group, width) = (group(attention), row_elems(head_dim));
+    let parts = tokens.iter().enumerate();
+    let parts: Vec<_> =
+        parts.flat_map(|(row, token)| token.parts().map(move |part| (row, part))).collect();
+    let heads = heads_of_unit(attention, parts.len());
+    let units_of_part = num_heads / heads;
+    let (mut outs, mut softmaxes) = Partials::zeroed(attention, parts.len());
+
     let longest = tokens.iter().map(|token| token.keys.positions.len()).max().unwrap_or(1);
-    let unit_work =
-        2 * longest.min(PART_KEYS) * attention.num_heads / num_kv_heads * attention.head_dim;
-    let units = partials.par_chunks_exact_mut(partial_elems).zip(&units);
+    let unit_work = 2 * longest.min(PART_KEYS) * heads * head_dim;
+    let outs_of_units = outs.par_chunks_exact_mut(heads * width);
+    let units = outs_of_units.zip(softmaxes.par_chunks_exact_mut(heads)).enumerate();
     units.with_min_len(MIN_TASK_WORK.div_ceil(unit_work)).for_each_init(
-        || Scratch::new(attention),
-        |scratch, (partial, &(row, kv_head, part))| {
+        || Scratch::new(attention, heads),
+        |scratch, (unit, (out, softmax))| {
+            let (row, part) = parts[unit / units_of_part];
             let Token { index, ref keys, .. } = tokens[row];
             let Range { start, end } = keys.positions;
             let positions = start.max(part * PART_KEYS)..end.min((part + 1) * PART_KEYS);
-            let partial = Partial::new(attention, partial);
-            let q = q.row(index);
+            let first_head = unit % units_of_part * heads;
+            let q = &q.row(index)[first_head * head_dim..][..heads * head_dim];
+            let kv_heads = first_head / group..(first_head + heads) / group;
             let pages = keys.pages;
-            dispatch(arch, Part { attention, kv, pages, positions, kv_head, q, scratch, partial });
+            dispatch(
+                arch,
+                Unit { attention, kv, pages, positions, kv_heads, q, scratch, out, softmax },
+            );
         },
     );
-    let mut rest = &mut partials[..];
+    let mut rest = Partials { outs: &outs, softmaxes: &softmaxes };
     for token in &mut tokens {
-        let len = num_kv_heads * token.parts().len() * partial_elems;
-        let (partials, others) = rest.split_at_mut(len);
-        rest = others;
+        let partials = rest.split_off(token.parts().len() * num_heads, width);
         dispatch(arch, Merge { attention, partials, out: token.out });
     }
 }
 
+/// Query heads of a unit. A part of the cache is read in the order of the memory if they are all,
+/// but there should be units enough for the threads.
+fn heads_of_unit(attention: &Attention, num_parts: usize) -> usize {
+    let wanted = (UNITS_PER_THREAD * rayon::current_num_threads()).div_ceil(num_parts.max(1));
+    let divides = |units: &usize| attention.num_kv_heads.is_multiple_of(*units);
+    let units = (wanted..attention.num_kv_heads).find(divides);
+    attention.num_heads / units.unwrap_or(attention.num_kv_heads)
+}
+
 /// Buffers of a task.
 struct Scratch {
-    /// `[group, row_elems]`.
+    /// `[heads, row_elems]`.
     q: Vec<f32>,
-    /// S, then P: `[group, PART_KEYS]`.
+    /// S, then P: `[heads, PART_KEYS]`.
     scores: Vec<f32>,
     /// A block of K or of V.
     block: Vec<f32>,
 }
 
 impl Scratch {
-    fn new(attention: &Attention) -> Self {
-        let (group, width) = (group(attention), row_elems(attention.head_dim));
+    fn new(attention: &Attention, heads: usize) -> Self {
+        let width = row_elems(attention.head_dim);
         Scratch {
-            q: vec![0.0; group * width],
-            scores: vec![0.0; group * PART_KEYS],
+            q: vec![0.0; heads * width],
+            scores: vec![0.0; heads * PART_KEYS],
             block: vec![0.0; block_keys(width) * width],
         }
     }
@@ -102,72 +116,93 @@ fn block_keys(width: usize) -> usize {
     (BLOCK_ELEMS / width.next_power_of_two()).clamp(4, PAGE_SIZE)
 }
 
-/// What a part of the keys comes to, for the query heads of a KV head.
-struct Partial<'a> {
-    /// O before its division by the sums: `[group, row_elems]`.
-    out: &'a mut [f32],
-    /// Largest score of each head, and the sum of the exponentials: `[group, 2]`.
-    softmax: &'a mut [[f32; 2]],
+/// Largest score of a head in a part, and the sum of the exponentials.
+type Softmax = [f32; 2];
+
+/// What parts of the keys come to.
+#[derive(Clone, Copy)]
+struct Partials<'a> {
+    /// O before its division by the sums: `[parts, num_heads, row_elems]`.
+    outs: &'a [f32],
+    /// `[parts, num_heads]`.
+    softmaxes: &'a [Softmax],
 }
 
-impl<'a> Partial<'a> {
-    fn elems(attention: &Attention) -> usize {
-        group(attention) * (row_elems(attention.head_dim) + 2)
+impl<'a> Partials<'a> {
+    fn zeroed(attention: &Attention, num_parts: usize) -> (Vec<f32>, Vec<Softmax>) {
+        let heads = num_parts * attention.num_heads;
+        (vec![0.0; heads * row_elems(attention.head_dim)], vec![[0.0; 2]; heads])
     }
 
-    fn new(attention: &Attention, elems: &'a mut [f32]) -> Self {
-        let len = group(attention) * row_elems(attention.head_dim);
-        let (out, softmax) = elems.split_at_mut(len);
-        Partial { out, softmax: softmax.as_chunks_mut().0 }
+    /// Takes the first `heads` away from these.
+    fn split_off(&mut self, heads: usize, width: usize) -> Partials<'a> {
+        let (outs, other_outs) = self.outs.split_at(heads * width);
+        let (softmaxes, other_softmaxes) = self.softmaxes.split_at(heads);
+        *self = Partials { outs: other_outs, softmaxes: other_softmaxes };
+        Partials { outs, softmaxes }
     }
 }
 
-/// Part of the keys of a token, and one KV head.
-struct Part<'a> {
+/// Part of the keys of a token, and some KV heads.
+struct Unit<'a> {
     attention: &'a Attention,
     kv: &'a KvCache,
     pages: &'a [u32],
     /// Not empty.
     positions: Range<usize>,
-    kv_head: usize,
-    /// `[num_heads * head_dim]`.
+    kv_heads: Range<usize>,
+    /// `[heads * head_dim]`, of the query heads of the KV heads.
     q: &'a [f32],
     scratch: &'a mut Scratch,
     /// Zeros.
-    partial: Partial<'a>,
+    out: &'a mut [f32],
+    softmax: &'a mut [Softmax],
 }
 
-impl WithVectors for Part<'_> {
+impl WithVectors for Unit<'_> {
     #[inline(always)]
     fn run<V: Vectors>(self, simd: V) {
-        let Part { attention, kv, pages, positions, kv_head, q, scratch, partial } = self;
+        let Unit { attention, kv, pages, positions, kv_heads, q, scratch, out, softmax } = self;
         let &Attention { layer, head_dim, softmax_scale, .. } = attention;
         let (group, width) = (group(attention), row_elems(head_dim));
         let Scratch { q: scaled_q, scores, block } = scratch;
-        let heads = q[kv_head * group * head_dim..].chunks_exact(head_dim);
-        for (scaled, q) in scaled_q.chunks_exact_mut(width).zip(heads) {
+        for (scaled, q) in scaled_q.chunks_exact_mut(width).zip(q.chunks_exact(head_dim)) {
             let scaled = &mut scaled[..head_dim];
             scaled.iter_mut().zip(q).for_each(|(scaled, q)| *scaled = q * softmax_scale);
             kv.rotate_as_keys(scaled);
         }
 
-        for keys in blocks(&positions, block_keys(width)) {
-            let (page, rows) = (pages[keys.start / PAGE_SIZE], rows_of_page(&keys));
-            let k = kv.keys(layer, page, kv_head, rows, block);
-            let out = &mut scores[keys.start - positions.start..];
-            products::inner_products(simd, scaled_q, k, width, out, PART_KEYS);
+        for positions_of_page in blocks(&positions, PAGE_SIZE) {
+            let page = pages[positions_of_page.start / PAGE_SIZE];
+            let q = scaled_q.chunks_exact(group * width);
+            let heads = kv_heads.clone().zip(q).zip(scores.chunks_exact_mut(group * PART_KEYS));
+            for ((kv_head, q), scores) in heads {
+                for keys in blocks(&positions_of_page, block_keys(width)) {
+                    let out = &mut scores[keys.start - positions.start..];
+                    let rows = rows_of_page(&keys);
+                    let k = kv.keys(layer, page, kv_head, rows, block);
+                    products::inner_products(simd, q, k, width, out, PART_KEYS);
+                }
+            }
         }
-        for (scores, softmax) in scores.chunks_exact_mut(PART_KEYS).zip(&mut *partial.softmax) {
+        for (scores, softmax) in scores.chunks_exact_mut(PART_KEYS).zip(softmax) {
             let len = positions.len().next_multiple_of(LANES);
             scores[positions.len()..len].fill(f32::NEG_INFINITY);
             *softmax = exponentials(simd, scores[..len].as_chunks_mut().0);
         }
-        for keys in blocks(&positions, block_keys(width)) {
-            let (page, rows) = (pages[keys.start / PAGE_SIZE], rows_of_page(&keys));
-            let v = kv.values(layer, page, kv_head, rows, block);
-            let data = &scores[keys.start - positions.start..];
-            let p = Strided { data, strides: [PART_KEYS, 1] };
-            products::multiply_add(simd, p, v, width, partial.out);
+        for positions_of_page in blocks(&positions, PAGE_SIZE) {
+            let page = pages[positions_of_page.start / PAGE_SIZE];
+            let out = out.chunks_exact_mut(group * width);
+            let heads = kv_heads.clone().zip(out).zip(scores.chunks_exact(group * PART_KEYS));
+            for ((kv_head, out), scores) in heads {
+                for keys in blocks(&positions_of_page, block_keys(width)) {
+                    let data = &scores[keys.start - positions.start..];
+                    let p = Strided { data, strides: [PART_KEYS, 1] };
+                    let rows = rows_of_page(&keys);
+                    let v = kv.values(layer, page, kv_head, rows, block);
+                    products::multiply_add(simd, p, v, width, out);
+                }
+            }
         }
     }
 }
@@ -210,37 +245,29 @@ fn exponentials<V: Vectors>(simd: V, scores: &mut [[f32; LANES]]) -> [f32; 2] {
 /// The parts of one token.
 struct Merge<'a> {
     attention: &'a Attention,
-    /// `[num_kv_heads, parts]` of them.
-    partials: &'a mut [f32],
+    partials: Partials<'a>,
+    /// `[num_heads * head_dim]`.
     out: &'a mut [f32],
 }
 
 impl WithVectors for Merge<'_> {
     #[inline(always)]
     fn run<V: Vectors>(self, simd: V) {
-        let Merge { attention, partials, out } = self;
-        let (head_dim, group) = (attention.head_dim, group(attention));
-        let partial_elems = Partial::elems(attention);
-        let parts = partials.len() / attention.num_kv_heads;
-        let heads = out.chunks_exact_mut(group * head_dim).zip(partials.chunks_exact_mut(parts));
-        for (out, partials) in heads {
-            for (h, out) in out.chunks_exact_mut(head_dim).enumerate() {
-                let mut max = f32::NEG_INFINITY;
-                for partial in partials.chunks_exact_mut(partial_elems) {
-                    max = max.max(Partial::new(attention, partial).softmax[h][0]);
-                }
-                out.fill(0.0);
-                let mut total = 0.0;
-                for partial in partials.chunks_exact_mut(partial_elems) {
-                    let Partial { out: values, softmax } = Partial::new(attention, partial);
-                    let [part_max, sum] = softmax[h];
-                    let weight = exp(simd, part_max - max);
-                    total += sum * weight;
-                    let values = &values[h * row_elems(head_dim)..];
-                    out.iter_mut().zip(values).for_each(|(out, value)| *out += value * weight);
-                }
-                out.iter_mut().for_each(|out| *out /= total);
+        let Merge { attention, partials: Partials { outs, softmaxes }, out } = self;
+        let &Attention { num_heads, head_dim, .. } = attention;
+        let width = row_elems(head_dim);
+        for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
+            let softmaxes = || softmaxes[head..].iter().step_by(num_heads);
+            let max = softmaxes().fold(f32::NEG_INFINITY, |max, &[of_part, _]| max.max(of_part));
+            let outs = outs[head * width..].chunks(num_heads * width);
+            let mut total = 0.0;
+            out.fill(0.0);
+            for (values, &[max_of_part, sum]) in outs.zip(softmaxes()) {
+                let weight = exp(simd, max_of_part - max);
+                total += sum * weight;
+                out.iter_mut().zip(values).for_each(|(out, value)| *out += value * weight);
             }
+            out.iter_mut().for_each(|out| *out /= total);
         }
     }
 }

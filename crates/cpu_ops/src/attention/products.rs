@@ -88,13 +88,16 @@ pub fn multiply_add<V: Vectors>(simd: V, a: Strided, b: &[f32], width: usize, c:
     let (b, c, width) = (V::as_simd_f32s(b).0, V::as_mut_simd_f32s(c).0, width / V::F32_LANES);
     let mut column = 0;
     while column < width {
-        // As many vectors as the accumulators of four rows leave registers for.
+        // As many vectors as there are registers for the accumulators of four rows; of a single row
+        // enough to hide the latency.
         let vectors = match width - column {
+            8.. if V::REGISTER_COUNT >= 32 && c.len() == width => 8,
             4.. if V::REGISTER_COUNT >= 32 => 4,
             2.. => 2,
             _ => 1,
         };
         match vectors {
+            8 => tile::<V, 1, 8>(simd, a, b, width, column, c),
             4 => columns::<V, 4>(simd, a, b, width, column, c),
             2 => columns::<V, 2>(simd, a, b, width, column, c),
             _ => columns::<V, 1>(simd, a, b, width, column, c),

@@ -1,10 +1,12 @@
 use super::*;
 use crate::testing::{assert_close, random};
-use plan::{Dtype, KvLayout, KvStorage, PAGE_SIZE, TensorId, View};
+use crate::vectors::archs;
+use plan::{CacheType, Dtype, KvLayout, KvStorage, PAGE_SIZE, TensorId, View};
 
 /// Sequences of one step: new tokens, and positions that are in the cache before them.
 type Sequences = &'static [(usize, usize)];
 
+#[derive(Debug)]
 struct Case {
     sequences: Sequences,
     num_heads: usize,
@@ -38,21 +40,40 @@ fn oracle(case: &Case, q: &[f32], k: &[f32], v: &[f32], position: usize) -> Vec<
     (0..case.num_heads).flat_map(head).collect()
 }
 
-fn check(case: &Case) {
-    let &Case { num_heads, num_kv_heads, head_dim, causal, window, .. } = case;
-    let kv_width = num_kv_heads * head_dim;
-    let layout = KvLayout {
+/// Pages of a cache, of which 7 has no divisor.
+const NUM_PAGES: usize = 40;
+
+/// A cache that holds keys and values of `cache_type` in layer 1 of 2.
+fn cache(case: &Case, cache_type: CacheType) -> KvCache {
+    KvCache::new(KvLayout {
         num_layers: 2,
-        num_kv_heads,
-        head_dim,
-        num_pages: 24,
+        num_kv_heads: case.num_kv_heads,
+        head_dim: case.head_dim,
+        num_pages: NUM_PAGES,
         dtype: Dtype::F32,
-        storage: KvStorage::default(),
-    };
-    let mut kv = KvCache::new(layout).unwrap();
+        storage: cache_type.into(),
+    })
+    .unwrap()
+}
+
+/// The operation of `case`.
+fn operation(case: &Case) -> Attention {
+    let &Case { num_heads, num_kv_heads, head_dim, causal, window, .. } = case;
+    let view = View { tensor: TensorId(0), start: 0, width: num_heads * head_dim };
+    let softmax_scale = 1.0 / (head_dim as f32).sqrt();
+    let (q, out) = (view, view);
+    Attention { layer: 1, q, out, num_heads, num_kv_heads, head_dim, softmax_scale, causal, window }
+}
+
+/// The step of `case`, with its cache, its Q and what the oracle says.
+fn step(case: &Case, cache_type: CacheType) -> (StepInputs, KvCache, Vec<f32>, Vec<f64>) {
+    let kv_width = case.num_kv_heads * case.head_dim;
+    let mut kv = cache(case, cache_type);
     let mut inputs = StepInputs::new();
     let (mut q, mut wanted) = (Vec::new(), Vec::new());
-    let mut free_pages: Vec<u32> = (0..24).map(|page| page * 7 % 24).collect();
+    // In no order.
+    let mut free_pages: Vec<u32> =
+        (0..NUM_PAGES as u32).map(|page| page * 7 % NUM_PAGES as u32).collect();
     for (seed, &(q_len, past_len)) in case.sequences.iter().enumerate() {
         let kv_len = past_len + q_len;
         let pages = free_pages.split_off(free_pages.len() - kv_len.div_ceil(PAGE_SIZE));
@@ -64,33 +85,27 @@ fn check(case: &Case) {
         kv.append(1, &appended.slot_mapping, &rows.0, &rows.1);
         inputs.push_sequence(&vec![0; q_len], past_len, &pages, 0..0);
         for token in 0..q_len {
-            let row = random((seed * 1000 + token) as u64, num_heads * head_dim);
+            let row = random((seed * 1000 + token) as u64, case.num_heads * case.head_dim);
             wanted.extend(oracle(case, &row, &k, &v, past_len + token));
             q.extend(row);
         }
     }
-    let width = num_heads * head_dim;
-    let view = View { tensor: TensorId(0), start: 0, width };
-    let softmax_scale = 1.0 / (head_dim as f32).sqrt();
-    let op = Attention {
-        layer: 1,
-        q: view,
-        out: view,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        softmax_scale,
-        causal,
-        window,
-    };
+    (inputs, kv, q, wanted)
+}
+
+/// Every kernel, with every set of instructions.
+fn check(case: &Case, cache_type: CacheType, tolerance: f64) {
+    let (inputs, kv, q, wanted) = step(case, cache_type);
+    let op = operation(case);
     let mut out = vec![f32::NAN; q.len()];
-    for kernel in [Kernel::Fastest, Kernel::Decode, Kernel::Prefill] {
-        out.fill(f32::NAN);
-        let (q, rows) = (Rows::dense(&q, width), RowsMut::dense(&mut out, width));
-        attention(&op, &inputs, &kv, &q, rows, kernel);
-        let mask = if causal { "causal" } else { "full" };
-        let case = format!("{:?}, {mask}, window {window:?}, {kernel:?}", case.sequences);
-        assert_close(&out, &wanted, 1e-5, &case);
+    for arch in archs() {
+        for kernel in [Kernel::Fastest, Kernel::Decode, Kernel::Prefill] {
+            out.fill(f32::NAN);
+            let (q, rows) = (Rows::dense(&q, op.q.width), RowsMut::dense(&mut out, op.q.width));
+            attention_on(arch, &op, &inputs, &kv, &q, rows, kernel);
+            let case = format!("{case:?}, {cache_type}, {kernel:?}, {arch:?}");
+            assert_close(&out, &wanted, tolerance, &case);
+        }
     }
 }
 
@@ -111,8 +126,81 @@ fn attention_matches_oracle() {
         for sequences in sequences {
             let masks = [None, Some(1), Some(64), Some(100)].map(|window| (true, window));
             for (causal, window) in masks.into_iter().chain([(false, None)]) {
-                check(&Case { sequences, num_heads, num_kv_heads, head_dim, causal, window });
+                let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window };
+                check(&case, CacheType::F32, 1e-5);
             }
+        }
+    }
+}
+
+/// Lengths around a part of the keys and around a block of them, windows that begin inside; a group of 1, of 3 and of 7
+/// heads; rows of whole vectors and not.
+#[test]
+fn attention_at_depth_matches_oracle() {
+    let shapes = [(2, 2, 128), (3, 1, 80), (7, 1, 64), (6, 2, 96), (7, 1, 256), (2, 1, 20)];
+    for (num_heads, num_kv_heads, head_dim) in shapes {
+        for window in [None, Some(600)] {
+            let sequences = &[(1, 1099), (1, 255), (1, 256)];
+            let causal = true;
+            let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window };
+            check(&case, CacheType::F32, 1e-5);
+        }
+    }
+}
+
+/// Of random values the largest error is about that of an element: half a step of its type.
+#[test]
+fn every_type_of_cache_matches_oracle() {
+    let tolerances = [
+        (CacheType::F16, 1e-3),
+        (CacheType::BF16, 8e-3),
+        (CacheType::Q8_0, 8e-3),
+        (CacheType::Fp8, 5e-2),
+        (CacheType::Q4_0, 0.12),
+    ];
+    for (cache_type, tolerance) in tolerances {
+        for (num_heads, num_kv_heads, head_dim) in [(7, 1, 64), (2, 2, 128)] {
+            let (causal, window) = (true, None);
+            let sequences = &[(1, 300), (5, 66)];
+            let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window };
+            check(&case, cache_type, tolerance);
+        }
+    }
+    let plain = [(CacheType::F16, 1e-3), (CacheType::BF16, 8e-3), (CacheType::Fp8, 5e-2)];
+    for (cache_type, tolerance) in plain {
+        let (sequences, causal, window) = (&[(1, 70), (4, 0)], true, None);
+        let case = Case { sequences, num_heads: 3, num_kv_heads: 1, head_dim: 23, causal, window };
+        check(&case, cache_type, tolerance);
+    }
+}
+
+/// A token's bits depend neither on the step's other tokens nor on the number of threads, by which the work is cut.
+#[test]
+fn a_token_has_the_same_bits_beside_others() {
+    let (num_heads, num_kv_heads, head_dim) = (12, 4, 48);
+    let (sequences, causal) = (&[(1, 1000), (1, 40), (2, 300), (1, 511)], true);
+    for window in [None, Some(450)] {
+        let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window };
+        let (inputs, kv, q, _) = step(&case, CacheType::F16);
+        let op = operation(&case);
+        let width = op.q.width;
+        let run = |inputs: &StepInputs, q: &[f32], threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut out = vec![f32::NAN; q.len()];
+            let (q, rows) = (Rows::dense(q, width), RowsMut::dense(&mut out, width));
+            pool.install(|| attention(&op, inputs, &kv, &q, rows, Kernel::Decode));
+            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let wanted = run(&inputs, &q, 1);
+        for threads in [2, 5, 16] {
+            assert_eq!(run(&inputs, &q, threads), wanted, "{threads} threads, {window:?}");
+        }
+        for (seq, &(q_len, past_len)) in case.sequences.iter().enumerate() {
+            let mut alone = StepInputs::new();
+            alone.push_sequence(&vec![0; q_len], past_len, &inputs.block_tables[seq], 0..0);
+            let first = inputs.cu_seqlens_q[seq] as usize * width;
+            let tokens = first..first + q_len * width;
+            assert_eq!(run(&alone, &q[tokens.clone()], 3), wanted[tokens], "{seq}, {window:?}");
         }
     }
 }

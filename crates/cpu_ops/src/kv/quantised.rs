@@ -12,11 +12,12 @@
 //!
 //! What is not finite makes its scale so, and with it all elements that share it NaN.
 
+use crate::vectors::{Vectors, WithVectors, dispatch};
 use crate::{OutOfMemory, host_memory};
-use blocks::{Arch, decoder};
+use blocks::{Arch, half_to_f32};
 use gpu_types::E4m3;
 use half::f16;
-use plan::{CacheType, Dtype, PAGE_SIZE};
+use plan::{CacheType, PAGE_SIZE};
 use std::borrow::Cow;
 use std::f32::consts::FRAC_1_SQRT_2;
 use std::ops::Range;
@@ -95,45 +96,51 @@ impl QuantisedPool {
     }
 
     /// Writes rows `rows` of page `page` to `out`, `stride` elements apart.
-    pub fn load(&self, page: usize, rows: Range<usize>, stride: usize, out: &mut [f32]) {
-        match self.cache_type {
-            CacheType::Q4_0 => self.load_by(dequantise_q4_0, page, rows, stride, out),
-            CacheType::Fp8 => self.load_by(dequantise_fp8, page, rows, stride, out),
-            _ => self.load_by(dequantise_q8_0, page, rows, stride, out),
-        }
-    }
-
-    /// [`QuantisedPool::load`] by a function that reads the elements of quants that share a scale.
-    fn load_by(
+    pub fn load(
         &self,
-        dequantise: impl Fn(&[u8], f32, &mut [f32]),
+        arch: Arch,
         page: usize,
         rows: Range<usize>,
         stride: usize,
         out: &mut [f32],
     ) {
-        let ([quant_bytes, scale_bytes], group) = (self.part_bytes(), self.group());
+        let [quant_bytes, scale_bytes] = self.part_bytes();
         let start = page * (quant_bytes + scale_bytes);
         let page = &self.bytes[start..][..quant_bytes + scale_bytes];
         let (quants, scales) = page.split_at(quant_bytes);
         let row_bytes = quant_bytes / PAGE_SIZE;
-        let quants = &quants[rows.start * row_bytes..rows.end * row_bytes];
-        let widen = decoder(Dtype::F16).expect("a floating-point type");
-        let mut wide = [0.0; PAGE_SIZE];
-        let wide = &mut wide[..rows.len()];
-        for (index, scales) in scales.chunks_exact(2 * PAGE_SIZE).enumerate() {
-            widen(Arch::new(), &scales[2 * rows.start..2 * rows.end], wide);
-            let group_bytes = row_bytes * group / self.head_dim;
-            let rows = quants.chunks_exact(row_bytes).zip(out.chunks_exact_mut(stride));
-            Arch::new().dispatch(
-                #[inline(always)]
-                || {
-                    for ((quants, out), &scale) in rows.zip(&*wide) {
-                        let quants = &quants[index * group_bytes..][..group_bytes];
-                        dequantise(quants, scale, &mut out[index * group..][..group]);
-                    }
-                },
-            );
+        let quants = quants[rows.start * row_bytes..rows.end * row_bytes].chunks_exact(row_bytes);
+        let scales = &scales.as_chunks().0[rows.start..];
+        let rows = quants.zip(out.chunks_exact_mut(stride));
+        let head_dim = self.head_dim;
+        match self.cache_type {
+            CacheType::Q4_0 => dispatch(arch, Load { rows, scales, head_dim, cache_type: Q4_0 }),
+            CacheType::Fp8 => dispatch(arch, Load { rows, scales, head_dim, cache_type: Fp8 }),
+            _ => dispatch(arch, Load { rows, scales, head_dim, cache_type: Q8_0 }),
+        }
+    }
+}
+
+/// Rows that follow each other in a page of type `T`.
+struct Load<'a, T, R> {
+    /// Quants, and where their elements go.
+    rows: R,
+    /// Scales from that of the first row on.
+    scales: &'a [[u8; 2]],
+    head_dim: usize,
+    cache_type: T,
+}
+
+impl<'a, T: Dequantise, R: Iterator<Item = (&'a [u8], &'a mut [f32])>> WithVectors
+    for Load<'_, T, R>
+{
+    #[inline(always)]
+    fn run<V: Vectors>(self, simd: V) {
+        let Load { rows, scales, head_dim, cache_type } = self;
+        for (row, (quants, out)) in rows.enumerate() {
+            let scales = scales[row..].iter().step_by(PAGE_SIZE);
+            let scales = scales.map(|scale| half_to_f32(u16::from_le_bytes(*scale)));
+            cache_type.dequantise(simd, quants, scales, &mut out[..head_dim]);
         }
     }
 }
@@ -186,41 +193,84 @@ fn quantise(cache_type: CacheType, values: &[f32], quants: &mut [u8]) -> f16 {
     scale
 }
 
-/// Reads the elements of `quants`, which share a scale.
-#[inline(always)]
-fn dequantise_q8_0(quants: &[u8], scale: f32, values: &mut [f32]) {
-    for (quants, values) in quants.as_chunks().0.iter().zip(values.as_chunks_mut::<16>().0) {
-        for (value, quant) in values.iter_mut().zip(in_order(quants)) {
-            *value = scale * (f32::from(quant) - 128.0);
+/// A type of the cache with scales.
+trait Dequantise {
+    /// Reads the elements of a row.
+    fn dequantise(
+        &self,
+        simd: impl Vectors,
+        quants: &[u8],
+        scales: impl Iterator<Item = f32>,
+        out: &mut [f32],
+    );
+}
+
+struct Q8_0;
+
+impl Dequantise for Q8_0 {
+    #[inline(always)]
+    fn dequantise(
+        &self,
+        simd: impl Vectors,
+        quants: &[u8],
+        scales: impl Iterator<Item = f32>,
+        out: &mut [f32],
+    ) {
+        let blocks = quants.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<32>().0);
+        for ((quants, out), scale) in blocks.zip(scales) {
+            for (quants, out) in quants.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+                simd.scale_bytes(quants, scale, out);
+            }
         }
     }
 }
 
-/// As [`dequantise_q8_0`].
-#[inline(always)]
-fn dequantise_fp8(quants: &[u8], scale: f32, values: &mut [f32]) {
-    let ((quants, last_quants), (values, last)) =
-        (quants.as_chunks(), values.as_chunks_mut::<16>());
-    let read = |quant| scale * E4m3::from_bits(quant).to_f32();
-    for (quants, values) in quants.iter().zip(values) {
-        for (value, quant) in values.iter_mut().zip(in_order(quants)) {
-            *value = read(quant);
+struct Fp8;
+
+impl Dequantise for Fp8 {
+    #[inline(always)]
+    fn dequantise(
+        &self,
+        _: impl Vectors,
+        quants: &[u8],
+        mut scales: impl Iterator<Item = f32>,
+        out: &mut [f32],
+    ) {
+        let scale = scales.next().expect("a head has a scale");
+        let ((quants, last_quants), (out, last_out)) =
+            (quants.as_chunks(), out.as_chunks_mut::<16>());
+        for (quants, out) in quants.iter().zip(out) {
+            for (out, quant) in out.iter_mut().zip(in_order(quants)) {
+                *out = scale * E4m3::from_bits(quant).to_f32();
+            }
         }
-    }
-    let len = last.len();
-    for (column, value) in last.iter_mut().enumerate() {
-        *value = read(last_quants[byte(column, len)]);
+        let len = last_out.len();
+        for (column, out) in last_out.iter_mut().enumerate() {
+            *out = scale * E4m3::from_bits(last_quants[byte(column, len)]).to_f32();
+        }
     }
 }
 
-/// As [`dequantise_q8_0`].
-#[inline(always)]
-fn dequantise_q4_0(quants: &[u8], scale: f32, values: &mut [f32]) {
-    const SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
-    for (&quants, values) in quants.as_chunks().0.iter().zip(values.as_chunks_mut::<8>().0) {
-        let quants = u32::from_le_bytes(quants);
-        for (value, shift) in values.iter_mut().zip(SHIFTS) {
-            *value = scale * ((quants >> shift & 15) as f32 - 8.0);
+struct Q4_0;
+
+impl Dequantise for Q4_0 {
+    #[inline(always)]
+    fn dequantise(
+        &self,
+        _: impl Vectors,
+        quants: &[u8],
+        scales: impl Iterator<Item = f32>,
+        out: &mut [f32],
+    ) {
+        const SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
+        let blocks = quants.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<32>().0);
+        for ((quants, out), scale) in blocks.zip(scales) {
+            for (&quants, out) in quants.as_chunks().0.iter().zip(out.as_chunks_mut::<8>().0) {
+                let quants = u32::from_le_bytes(quants);
+                for (out, shift) in out.iter_mut().zip(SHIFTS) {
+                    *out = scale * ((quants >> shift & 15) as f32 - 8.0);
+                }
+            }
         }
     }
 }
@@ -261,6 +311,7 @@ fn nibble(column: usize) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vectors::archs;
 
     const TYPES: [CacheType; 3] = [CacheType::Q8_0, CacheType::Fp8, CacheType::Q4_0];
 
@@ -270,7 +321,7 @@ mod tests {
         let last = PAGE_SIZE - 1;
         pool.store(1, last, values);
         let mut read = vec![f32::NAN; values.len()];
-        pool.load(1, last..PAGE_SIZE, values.len(), &mut read);
+        pool.load(Arch::new(), 1, last..PAGE_SIZE, values.len(), &mut read);
         if pool.is_rotated {
             rotate(&mut read);
         }
@@ -319,7 +370,7 @@ mod tests {
                 let mut pool = QuantisedPool::new(cache_type, true, head_dim, 1).unwrap();
                 pool.store(0, 3, &values);
                 let mut stored = vec![f32::NAN; head_dim];
-                pool.load(0, 3..4, head_dim, &mut stored);
+                pool.load(Arch::new(), 0, 3..4, head_dim, &mut stored);
                 let mut back = stored.clone();
                 assert_eq!(pool.is_rotated, cache_type == CacheType::Q4_0);
                 if pool.is_rotated {
@@ -341,6 +392,32 @@ mod tests {
                     let off = (back[at] - values[at]).abs();
                     assert!(off <= 0.7, "{cache_type}: {at}: {}, not {}", back[at], values[at]);
                 }
+            }
+        }
+    }
+
+    /// Rows of whole vectors and more, and gaps between them, which stay as they are.
+    #[test]
+    fn every_instruction_set_reads_the_same() {
+        for (cache_type, head_dim) in TYPES
+            .into_iter()
+            .flat_map(|of| [32, 96].map(|head_dim| (of, head_dim)))
+            .chain([(CacheType::Fp8, 23)])
+        {
+            let mut pool = QuantisedPool::new(cache_type, true, head_dim, 2).unwrap();
+            for row in 5..8 {
+                pool.store(1, row, &crate::testing::random(row as u64, head_dim));
+            }
+            let stride = head_dim + 3;
+            let read = |arch| {
+                let mut out = vec![7.0; 3 * stride];
+                pool.load(arch, 1, 5..8, stride, &mut out);
+                assert!(out.chunks_exact(stride).all(|row| row[head_dim..] == [7.0; 3]));
+                out
+            };
+            let wanted = read(Arch::Scalar);
+            for arch in archs() {
+                assert_eq!(read(arch), wanted, "{arch:?}: {cache_type}, {head_dim}");
             }
         }
     }
