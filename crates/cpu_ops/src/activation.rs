@@ -1,22 +1,42 @@
 //! The gate of a feed-forward layer.
 
 use super::activations::{Rows, RowsMut};
+use super::exp::exp;
+use super::vectors::{Vectors, WithVectors, dispatch};
 use gpu_types::Activation;
-
-/// `activation(x)`.
-fn activate(activation: Activation, x: f32) -> f32 {
-    match activation {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-    }
-}
+use pulp::Arch;
 
 /// `out = activation(gate) * up`, no larger than `max`.
 pub fn gate(activation: Activation, gate: &Rows, up: &Rows, max: f32, out: RowsMut) {
-    out.for_each(|t, row| {
-        for ((out, gate), up) in row.iter_mut().zip(gate.row(t)).zip(up.row(t)) {
-            *out = (activate(activation, *gate) * up).clamp(-max, max);
-        }
+    let arch = Arch::new();
+    out.for_each(|t, out| {
+        let (gate, up) = (gate.row(t), up.row(t));
+        dispatch(arch, GateRow { activation, gate, up, max, out });
     });
+}
+
+/// A row of [`gate`].
+struct GateRow<'a> {
+    activation: Activation,
+    gate: &'a [f32],
+    up: &'a [f32],
+    max: f32,
+    out: &'a mut [f32],
+}
+
+impl WithVectors for GateRow<'_> {
+    #[inline(always)]
+    fn run<V: Vectors>(self, simd: V) {
+        let GateRow { activation, gate, up, max, out } = self;
+        let elems = out.iter_mut().zip(gate).zip(up);
+        match activation {
+            Activation::Silu => {
+                for ((out, &gate), up) in elems {
+                    *out = (gate / (1.0 + exp(simd, -gate)) * up).clamp(-max, max);
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]

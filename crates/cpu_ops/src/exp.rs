@@ -2,7 +2,8 @@
 
 use super::vectors::Vectors;
 
-/// `e^x` for `x <= 88`, within 2 units in the last place (Cephes' `expf`); 0 where the result would be subnormal.
+/// `e^x`, within 2 units in the last place (Cephes' `expf`); 0 where the result would be subnormal, infinity for `x` of
+/// more than 88.3.
 #[inline(always)]
 pub fn exp<V: Vectors>(simd: V, x: f32) -> f32 {
     /// Adding it rounds to an integer, which is then in the low bits.
@@ -10,6 +11,8 @@ pub fn exp<V: Vectors>(simd: V, x: f32) -> f32 {
     const LN_2_HIGH: f32 = 355.0 / 512.0;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
     const MIN: f32 = -87.0;
+    /// The exponent of the power of two is at most that of the largest number.
+    const MAX: f32 = 88.3;
     // A comparison keeps NaN; `max` does not.
     let clamped = if x < MIN { MIN } else { x };
     let rounded = simd.multiply_add(clamped, std::f32::consts::LOG2_E, ROUND);
@@ -24,6 +27,7 @@ pub fn exp<V: Vectors>(simd: V, x: f32) -> f32 {
     let p = simd.multiply_add(p, r, 0.5);
     let power = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
     let value = (simd.multiply_add(p * r, r, r) + 1.0) * power;
+    let value = if x > MAX { f32::INFINITY } else { value };
     if x < MIN { 0.0 } else { value }
 }
 
@@ -62,11 +66,13 @@ mod tests {
     }
 
     #[test]
-    fn masked_scores_are_exact_zeros() {
+    fn special_values_are_exact() {
         for arch in archs() {
             let zeros = exps(arch, &[f32::NEG_INFINITY, -1e30, -88.0]);
             assert_eq!(zeros, [0.0; 3], "{arch:?}");
             assert_eq!(exps(arch, &[0.0; 17]), [1.0; 17], "a maximum that stays rescales nothing");
+            let infinities = exps(arch, &[f32::INFINITY, 1e30, 129.0, 89.0]);
+            assert_eq!(infinities, [f32::INFINITY; 4], "{arch:?}");
             assert!(exps(arch, &[f32::NAN; 17]).iter().all(|value| value.is_nan()), "{arch:?}");
         }
     }

@@ -1,9 +1,10 @@
 //! Elementwise operations and row reductions.
 
 use super::activations::{Rows, RowsMut};
-use super::dot::dot;
+use super::vectors::{Vectors, WithVectors, dispatch};
 use super::weights::StoredWeight;
 use plan::Constant;
+use pulp::Arch;
 
 /// `out[t, :] = table[token_ids[t], :]`.
 pub fn embedding(table: &StoredWeight, token_ids: &[u32], out: RowsMut) {
@@ -17,13 +18,35 @@ pub fn gather_rows(x: &Rows, indices: &[u32], out: RowsMut) {
 
 /// `x[t, g, i] *= rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]`, over groups of `weight.len()` columns.
 pub fn rms_norm(weight: &[f32], eps: f32, x: RowsMut) {
-    x.for_each(|_, row| {
+    let arch = Arch::new();
+    x.for_each(|_, row| dispatch(arch, NormRow { weight, eps, row }));
+}
+
+/// A row of [`rms_norm`].
+struct NormRow<'a> {
+    weight: &'a [f32],
+    eps: f32,
+    row: &'a mut [f32],
+}
+
+impl WithVectors for NormRow<'_> {
+    #[inline(always)]
+    fn run<V: Vectors>(self, simd: V) {
+        let NormRow { weight, eps, row } = self;
         for group in row.chunks_exact_mut(weight.len()) {
-            let mean_square = dot(group, group) / group.len() as f32;
+            let mut squares = [0.0; 32];
+            let (chunks, tail) = group.as_chunks::<32>();
+            for chunk in chunks {
+                for (square, &x) in squares.iter_mut().zip(chunk) {
+                    *square = simd.multiply_add(x, x, *square);
+                }
+            }
+            let tail: f32 = tail.iter().map(|x| x * x).sum();
+            let mean_square = (squares.iter().sum::<f32>() + tail) / group.len() as f32;
             let scale = 1.0 / (mean_square + eps).sqrt();
             group.iter_mut().zip(weight).for_each(|(x, weight)| *x *= scale * weight);
         }
-    });
+    }
 }
 
 /// `out[t, n] += bias[n]`.
