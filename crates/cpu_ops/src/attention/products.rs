@@ -138,19 +138,19 @@ fn tile<V: Vectors, const R: usize, const N: usize>(
     c: &mut [V::f32s],
 ) {
     let mut acc = [[simd.splat_f32s(0.0); N]; R];
-    for r in 0..R {
-        acc[r].copy_from_slice(&c[r * width + column..][..N]);
+    for (acc, c) in acc.iter_mut().zip(c.chunks_exact(width)) {
+        acc.copy_from_slice(&c[column..][..N]);
     }
     for (k, b) in b.chunks_exact(width).enumerate() {
         let b = &b[column..][..N];
-        for r in 0..R {
+        for (r, acc) in acc.iter_mut().enumerate() {
             let a = simd.splat_f32s(a.data[r * a.strides[0] + k * a.strides[1]]);
-            for n in 0..N {
-                acc[r][n] = simd.mul_add_e_f32s(a, b[n], acc[r][n]);
+            for (acc, &b) in acc.iter_mut().zip(b) {
+                *acc = simd.mul_add_e_f32s(a, b, *acc);
             }
         }
     }
-    for r in 0..R {
-        c[r * width + column..][..N].copy_from_slice(&acc[r]);
+    for (acc, c) in acc.iter().zip(c.chunks_exact_mut(width)) {
+        c[column..][..N].copy_from_slice(acc);
     }
 }
