@@ -21,8 +21,8 @@ const PART_KEYS: usize = 256;
 /// Elements of a block of keys or values: with the queries and the output they fit in the
 /// first-level cache.
 const BLOCK_ELEMS: usize = 4096;
-/// Units for each thread, where there are heads enough: so many that none waits long for the last.
-const UNITS_PER_THREAD: usize = 4;
+/// Least number of units for each thread, where there are heads enough.
+const UNITS_PER_THREAD: usize = 2;
 /// Least number of multiply-adds in a parallel task: some microseconds of work.
 const MIN_TASK_WORK: usize = 1 << 17;
 
@@ -75,10 +75,14 @@ pub fn attend(attention: &Attention, kv: &KvCache, q: &Rows, mut tokens: Vec<Tok
         },
     );
     let mut rest = Partials { outs: &outs, softmaxes: &softmaxes };
-    for token in &mut tokens {
+    let merges = tokens.iter_mut().map(|token| {
         let partials = rest.split_off(token.parts().len() * num_heads, width);
-        dispatch(arch, Merge { attention, partials, out: token.out });
-    }
+        Merge { attention, partials, out: token.out }
+    });
+    let merges: Vec<Merge> = merges.collect();
+    let merge_work = longest.div_ceil(PART_KEYS) * num_heads * width;
+    let merges = merges.into_par_iter().with_min_len(MIN_TASK_WORK.div_ceil(merge_work));
+    merges.for_each(|merge| dispatch(arch, merge));
 }
 
 /// Query heads of a unit. A part of the cache is read in the order of the memory if they are all,
