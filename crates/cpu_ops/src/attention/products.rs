@@ -5,7 +5,7 @@ use crate::vectors::Vectors;
 
 /// Keys of a tile of [`inner_products`].
 const KEYS: usize = 4;
-/// Most rows of a tile of [`multiply_add`].
+/// Most rows of a tile.
 const ROWS: usize = 4;
 
 /// A matrix whose element `(row, column)` is `data[row * strides[0] + column * strides[1]]`.
@@ -26,57 +26,76 @@ pub fn inner_products<V: Vectors>(
     out_stride: usize,
 ) {
     let (q, k, width) = (V::as_simd_f32s(q).0, V::as_simd_f32s(k).0, width / V::F32_LANES);
-    let (fours, rest) = k.split_at(k.len() / (KEYS * width) * (KEYS * width));
-    let first_rest = fours.len() / width;
-    for (pair, out) in q.chunks(2 * width).zip(out.chunks_mut(2 * out_stride)) {
-        for (k, j) in fours.chunks_exact(KEYS * width).zip((0..).step_by(KEYS)) {
-            if pair.len() == width {
-                let [scores] = tile_of_keys(simd, [pair], k, width);
-                out[j..][..KEYS].copy_from_slice(&scores);
-            } else {
-                let [first, second] =
-                    tile_of_keys(simd, [&pair[..width], &pair[width..]], k, width);
-                out[j..][..KEYS].copy_from_slice(&first);
-                out[out_stride + j..][..KEYS].copy_from_slice(&second);
-            }
-        }
-        for (q, out) in pair.chunks_exact(width).zip(out.chunks_mut(out_stride)) {
-            for (k, out) in rest.chunks_exact(width).zip(&mut out[first_rest..]) {
-                let mut acc = simd.splat_f32s(0.0);
-                for (&q, &k) in q.iter().zip(k) {
-                    acc = simd.mul_add_e_f32s(q, k, acc);
-                }
-                *out = simd.reduce_sum_f32s(acc);
-            }
+    let rows = if V::REGISTER_COUNT >= 32 { ROWS } else { 2 };
+    for (q, out) in q.chunks(rows * width).zip(out.chunks_mut(rows * out_stride)) {
+        match q.len() / width {
+            4 => rows_by_keys::<V, 4>(simd, q, k, width, out, out_stride),
+            3 => rows_by_keys::<V, 3>(simd, q, k, width, out, out_stride),
+            2 => rows_by_keys::<V, 2>(simd, q, k, width, out, out_stride),
+            _ => rows_by_keys::<V, 1>(simd, q, k, width, out, out_stride),
         }
     }
 }
 
-/// The inner products of `H` rows with [`KEYS`] keys.
+/// [`inner_products`] of `R` rows.
 #[inline(always)]
-fn tile_of_keys<V: Vectors, const H: usize>(
+fn rows_by_keys<V: Vectors, const R: usize>(
     simd: V,
-    q: [&[V::f32s]; H],
+    q: &[V::f32s],
     k: &[V::f32s],
     width: usize,
-) -> [[f32; KEYS]; H] {
-    let mut acc = [[simd.splat_f32s(0.0); KEYS]; H];
+    out: &mut [f32],
+    out_stride: usize,
+) {
+    let mut rows = [&q[..width]; R];
+    rows.iter_mut().zip(q.chunks_exact(width)).for_each(
+        #[inline(always)]
+        |(row, q)| *row = q,
+    );
+    let mut tiles = k.chunks_exact(KEYS * width);
+    let mut first = 0;
+    for k in &mut tiles {
+        let scores = tile_of_keys(simd, rows, k, width);
+        for (scores, out) in scores.iter().zip(out.chunks_mut(out_stride)) {
+            out[first..][..KEYS].copy_from_slice(scores);
+        }
+        first += KEYS;
+    }
+    for k in tiles.remainder().chunks_exact(width) {
+        for (q, out) in rows.iter().zip(out.chunks_mut(out_stride)) {
+            let mut acc = simd.splat_f32s(0.0);
+            for (&q, &k) in q.iter().zip(k) {
+                acc = simd.mul_add_e_f32s(q, k, acc);
+            }
+            out[first] = simd.reduce_sum_f32s(acc);
+        }
+        first += 1;
+    }
+}
+
+/// The inner products of `R` rows with [`KEYS`] keys.
+#[inline(always)]
+fn tile_of_keys<V: Vectors, const R: usize>(
+    simd: V,
+    q: [&[V::f32s]; R],
+    k: &[V::f32s],
+    width: usize,
+) -> [[f32; KEYS]; R] {
+    let mut acc = [[simd.splat_f32s(0.0); KEYS]; R];
     let (k0, k) = k.split_at(width);
     let (k1, k) = k.split_at(width);
     let (k2, k3) = k.split_at(width);
-    let q = q.map(|q| &q[..width]);
-    let k3 = &k3[..width];
     for i in 0..width {
         let k = [k0[i], k1[i], k2[i], k3[i]];
-        for h in 0..H {
-            for j in 0..KEYS {
-                acc[h][j] = simd.mul_add_e_f32s(q[h][i], k[j], acc[h][j]);
+        for (acc, q) in acc.iter_mut().zip(q) {
+            for (acc, k) in acc.iter_mut().zip(k) {
+                *acc = simd.mul_add_e_f32s(q[i], k, *acc);
             }
         }
     }
-    let mut scores = [[0.0; KEYS]; H];
-    for h in 0..H {
-        scores[h] = simd.sums(acc[h]);
+    let mut scores = [[0.0; KEYS]; R];
+    for (scores, acc) in scores.iter_mut().zip(acc) {
+        *scores = simd.sums(acc);
     }
     scores
 }
