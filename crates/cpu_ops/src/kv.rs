@@ -10,10 +10,10 @@ use plan::{CacheType, KvLayout, PAGE_SIZE};
 use pulp::Arch;
 use std::ops::Range;
 
-/// Rows that are read have a multiple of this length, whatever the `head_dim`: whole vectors.
+/// Rows that are read have a multiple of this length: whole vectors of every processor.
 const ROW_ELEMS: usize = 16;
 
-/// Elements of a row that is read: `head_dim`, and zeros.
+/// Elements of a row that is read: `head_dim` of them, then zeros.
 pub fn row_elems(head_dim: usize) -> usize {
     head_dim.next_multiple_of(ROW_ELEMS)
 }
@@ -61,9 +61,11 @@ impl KvCache {
         }
     }
 
-    /// Keys of one head in `rows` of one page, as they are stored: `[rows.len(), row_elems(head_dim)]`.
-    /// They are written to `buffer`, which holds zeros or what this wrote before, unless they are
-    /// stored so. [`KvCache::rotate_as_keys`] says with which queries their scores are.
+    /// Keys of one head in `rows` of one page, not rotated back: `[rows.len(), row_elems(head_dim)]`.
+    /// Scores are their inner products with queries that [`KvCache::rotate_as_keys`] rotated.
+    ///
+    /// They are in `buffer` where they are not stored as f32 in whole vectors. It must hold zeros
+    /// or what such a call wrote.
     pub fn keys<'a>(
         &'a self,
         layer: usize,
@@ -87,8 +89,8 @@ impl KvCache {
         self.v[layer].load(&self.layout, page as usize, kv_head, rows, buffer)
     }
 
-    /// Rotates a query as keys are where they are stored: that changes no inner product, and is
-    /// done once, not once for each key.
+    /// Rotates a query as stored keys are, if they are: inner products stay the same, and a query is
+    /// rotated once, where each key would be rotated back.
     pub fn rotate_as_keys(&self, query: &mut [f32]) {
         let [k, _] = self.layout.types();
         if k.rotates_keys() {

@@ -1,5 +1,5 @@
-//! The two matrix products of attention. Rows are whole vectors: their lengths are multiples of
-//! [`ROW_ELEMS`](crate::kv::ROW_ELEMS).
+//! The two matrix products of attention. Rows are whole vectors: their lengths are those that
+//! [`row_elems`](crate::kv::row_elems) gives.
 
 use crate::vectors::Vectors;
 
