@@ -1,10 +1,10 @@
-//! Gather of rows: `out[r, :] = x[indices[r], :]`. It is the embedding, of the table by token ids,
-//! and selects the hidden states whose logits are wanted, by `logit_rows`.
+//! Gather of rows: `out[r, :] = scale * x[indices[r], :]`. It is the embedding, of the table by token
+//! ids, and selects the hidden states whose logits are wanted, by `logit_rows`.
 //!
 //! Shapes    x `[*, width]` f32, f16 or bf16, out `[num_rows, width]` f32, with row strides;
 //!           indices `[num_rows]`.
 //! Launch    grid `(max_rows, width / 8 / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
-//! Numerics  exact.
+//! Numerics  one rounding to f32; exact with a scale of 1.
 //! Bound     memory: `8 * num_rows * width` bytes from f32, 6 from 16 bits.
 
 use crate::element::{Columns, Number, VEC_ELEMS};
@@ -34,6 +34,7 @@ pub unsafe fn gather_rows<T: Number>(
     x_stride: u32,
     out: GlobalMut<f32>,
     out_stride: u32,
+    scale: f32,
     aligned: u32,
 ) {
     let row = thread::block_idx_x();
@@ -50,7 +51,8 @@ pub unsafe fn gather_rows<T: Number>(
         let columns = Columns::new(column, width, aligned != 0);
         let from = indices.get(row as usize) as usize * x_stride as usize;
         let to = row as usize * out_stride as usize;
-        columns.store(out.add(to), columns.load(x.cast::<T>().add(from)));
+        let values = columns.load(x.cast::<T>().add(from));
+        columns.store(out.add(to), values.map(|value| value * scale));
     }
 }
 
@@ -72,6 +74,8 @@ mod launcher {
         pub max_rows: usize,
         /// Columns of a row.
         pub width: usize,
+        /// Multiplies every element.
+        pub scale: f32,
     }
 
     impl GatherRows {
@@ -106,6 +110,7 @@ mod launcher {
                     x_stride,
                     out: out.ptr,
                     out_stride,
+                    scale: self.scale,
                     aligned: aligned.into(),
                 }
                 .launch(instance, geometry)

@@ -195,21 +195,18 @@ impl Setup {
         let data = [nan.clone(), rows.data.clone(), nan].concat();
         let table = self.weight(name, &Matrix { rows: rows.rows + 2, data, ..*rows }, storage);
         let out = self.plan.activation(name, Rows::Tokens, rows.cols, Dtype::F32);
-        self.plan.op(Op::Embedding { table, out });
+        self.plan.op(Op::Embedding { table, out, scale: 1.0 });
         out
     }
 
-    /// The operand of the same elements as `x`, which is in f32: a norm whose `eps` outweighs every
-    /// mean, and whose weight is the root of that.
+    /// The operand of the same elements as `x`, which is in f32.
     pub fn narrow(&mut self, name: &str, x: View) -> View {
         if self.numerics.precision == Precision::F32 {
             return x;
         }
-        let root = Matrix { rows: 1, cols: x.width, data: vec![2f32.powi(50); x.width] };
-        let weight = self.vector(&format!("{name} rounded"), &root);
         let (rows, dtype) = (self.plan.rows(x), self.numerics.precision.operand());
         let out = self.plan.activation(name, rows, x.width, dtype);
-        self.plan.op(Op::RmsNorm { x, weight, out, eps: 2f32.powi(100) });
+        self.plan.op(Op::Cast { x, out });
         out
     }
 

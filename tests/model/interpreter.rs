@@ -62,10 +62,11 @@ impl<'a> Interpreter<'a> {
 
     fn op(&mut self, op: &Op) {
         match *op {
-            Op::Embedding { table, out } => {
+            Op::Embedding { table, out, scale } => {
                 let table = self.weight(table);
-                let row = |&token: &u32| table[token as usize * out.width..][..out.width].to_vec();
-                let data: Vec<f32> = self.tokens.iter().flat_map(row).collect();
+                let row = |&token: &u32| &table[token as usize * out.width..][..out.width];
+                let data = self.tokens.iter().flat_map(row).map(|x| scale * x);
+                let data: Vec<f32> = data.collect();
                 self.write(out, &data);
             }
             Op::RmsNorm { x, weight, out, eps } => {
@@ -110,7 +111,7 @@ impl<'a> Interpreter<'a> {
                 let data: Vec<f32> = terms.map(|(x, residual)| x + residual).collect();
                 self.write(out, &data);
             }
-            Op::GatherRows { x, out } => {
+            Op::GatherRows { x, out } | Op::Cast { x, out } => {
                 let data = self.read(x);
                 self.write(out, &data);
             }

@@ -6,9 +6,12 @@ use super::weights::StoredWeight;
 use plan::Constant;
 use pulp::Arch;
 
-/// `out[t, :] = table[token_ids[t], :]`.
-pub fn embedding(table: &StoredWeight, token_ids: &[u32], out: RowsMut) {
-    out.for_each(|t, row| table.widen_row(token_ids[t] as usize, row));
+/// `out[t, :] = scale * table[token_ids[t], :]`.
+pub fn embedding(table: &StoredWeight, token_ids: &[u32], scale: f32, out: RowsMut) {
+    out.for_each(|t, row| {
+        table.widen_row(token_ids[t] as usize, row);
+        row.iter_mut().for_each(|x| *x *= scale);
+    });
 }
 
 /// `out[r, :] = x[indices[r], :]`.
@@ -83,12 +86,12 @@ mod tests {
     fn embedding_and_gather_copy_rows() {
         let table = random(1, 5 * 3);
         let mut out = vec![f32::NAN; 4 * 3];
-        embedding(&StoredWeight::of(&table, 3), &[4, 0, 0, 2], RowsMut::dense(&mut out, 3));
-        let wanted = [&table[12..15], &table[..3], &table[..3], &table[6..9]].concat();
-        assert_eq!(out, wanted);
+        embedding(&StoredWeight::of(&table, 3), &[4, 0, 0, 2], 1.5, RowsMut::dense(&mut out, 3));
+        let rows = [&table[12..15], &table[..3], &table[..3], &table[6..9]].concat();
+        assert_eq!(out, rows.iter().map(|x| 1.5 * x).collect::<Vec<_>>());
         let mut last = vec![f32::NAN; 3];
         gather_rows(&Rows::dense(&out, 3), &[3], RowsMut::dense(&mut last, 3));
-        assert_eq!(last, table[6..9]);
+        assert_eq!(last, out[9..]);
     }
 
     /// One group (a norm of the hidden state) and several (QK-norm); enough rows to fork.

@@ -78,6 +78,11 @@ impl PlanBuilder {
         self.tensors[view.tensor.0].rows
     }
 
+    /// The element type of `view`'s activation.
+    pub fn dtype(&self, view: View) -> Dtype {
+        self.tensors[view.tensor.0].dtype
+    }
+
     /// The plan, with its outputs, computed as `numerics` says.
     ///
     /// # Errors

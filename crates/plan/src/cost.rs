@@ -118,6 +118,7 @@ impl Plan {
         }
         match op {
             Op::Embedding { .. }
+            | Op::Cast { .. }
             | Op::KvAppend { .. }
             | Op::AllGather { .. }
             | Op::GatherRows { .. }

@@ -6,11 +6,20 @@ use super::{Activation, ConstantId, View, WeightId};
 /// inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// `out[t, :] = table[token_ids[t], :]`.
+    /// `out[t, :] = scale * table[token_ids[t], :]`.
     Embedding {
         /// `[vocab_size, hidden_size]`.
         table: WeightId,
         /// `[tokens, hidden_size]`.
+        out: View,
+        /// Multiplies every element.
+        scale: f32,
+    },
+    /// `out = x`, rounded to the type of `out`.
+    Cast {
+        /// `[rows, width]` f32.
+        x: View,
+        /// As `x`, in 16 bits.
         out: View,
     },
     /// `out[t, g, i] = x[t, g, i] * rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]` over groups of
@@ -251,6 +260,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embedding { .. } => "embedding",
+            Op::Cast { .. } => "cast",
             Op::RmsNorm { .. } => "rms_norm",
             Op::Linear(Linear { gate_before: Some((activation, _)), .. }) => {
                 activation.gate_linear_name()
@@ -288,6 +298,7 @@ impl Op {
         match *self {
             Op::Embedding { .. } => vec![],
             Op::RmsNorm { x, .. }
+            | Op::Cast { x, .. }
             | Op::Rope { x, .. }
             | Op::AllGather { x, .. }
             | Op::GatherRows { x, .. }
@@ -319,6 +330,7 @@ impl Op {
     pub fn writes(&self) -> Vec<View> {
         match *self {
             Op::Embedding { out, .. }
+            | Op::Cast { out, .. }
             | Op::RmsNorm { out, .. }
             | Op::Linear(Linear { out, .. })
             | Op::Gate { out, .. }

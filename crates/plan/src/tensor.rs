@@ -235,7 +235,7 @@ pub enum WeightSlice {
 }
 
 /// How rows of a checkpoint's tensor become rows of a packed weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PartTransform {
     /// In the same order.
     None,
@@ -245,6 +245,8 @@ pub enum PartTransform {
         /// Heads of this tensor.
         num_heads: usize,
     },
+    /// In the same order, every element multiplied: of vectors, which are kept in f32.
+    Scale(f32),
 }
 
 /// A table computed on the host when the model is opened, `[rows, cols]` f32.

@@ -125,7 +125,7 @@ impl Decoder {
 
         let hidden = b.activation("hidden", Rows::Tokens, hidden_size, Dtype::F32);
         let embedding = self.matrix(b, "embedding", self.vocab_size, hidden_size);
-        b.op(Op::Embedding { table: embedding, out: hidden });
+        b.op(Op::Embedding { table: embedding, out: hidden, scale: 1.0 });
 
         let x = self.norm(b, "attention_norm", hidden);
         let bias = Some(vector(b, "qkv_bias", q_width + 2 * kv_width));

@@ -112,7 +112,7 @@ impl Bench {
         let name = format!("a{}", rank.index);
         let table = plan.weight(Weight::whole(name, num_rows, width, Dtype::F32));
         let hidden = plan.activation("hidden", Rows::Tokens, width, Dtype::F32);
-        plan.op(Op::Embedding { table, out: hidden });
+        plan.op(Op::Embedding { table, out: hidden, scale: 1.0 });
         let verified = norm(&mut plan, hidden, 0, Dtype::F16);
         let timed = norm(&mut plan, hidden, 1, Dtype::F16);
         plan.op(Op::AllReduce(AllReduce::new(verified)));

@@ -153,7 +153,7 @@ impl Bench {
         let mut plan = PlanBuilder::new();
         let table = plan.weight(Weight::whole("qkv".to_owned(), TABLE_ROWS, width, dtype));
         let qkv = plan.activation("qkv", Rows::Tokens, width, Dtype::F32);
-        plan.op(Op::Embedding { table, out: qkv });
+        plan.op(Op::Embedding { table, out: qkv, scale: 1.0 });
         let (k, v) = (qkv.columns(q_width, kv_width), qkv.columns(q_width + kv_width, kv_width));
         let (appends, calls) = match self.timed {
             Timed::Attention => (0, calls),

@@ -215,7 +215,7 @@ impl Bench<'_> {
         let table = plan.weight(Weight::whole(format!("a{copy}"), m, k, Dtype::F32));
         let b = plan.weight(Weight::whole(format!("b{copy}"), n, k, self.config.dtype()));
         let hidden = plan.activation(format!("hidden{copy}"), Rows::Tokens, k, Dtype::F32);
-        plan.op(Op::Embedding { table, out: hidden });
+        plan.op(Op::Embedding { table, out: hidden, scale: 1.0 });
         if self.config.dtype() == Dtype::F32 {
             return (hidden, b);
         }

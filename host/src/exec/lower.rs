@@ -255,10 +255,10 @@ impl<'a> Lowering<'a> {
 
     /// By the type of its operands: the 16-bit one if there is one.
     fn op(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
-        if let Op::Embedding { table, out } = *op
+        if let Op::Embedding { table, out, scale } = *op
             && self.plan.weight(table).has_tiles()
         {
-            return self.tiled_embedding(op, table, out);
+            return self.tiled_embedding(op, table, out, scale);
         }
         let mut dtypes = dtypes(self.plan, op).into_iter();
         match dtypes.find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
@@ -274,6 +274,7 @@ impl<'a> Lowering<'a> {
         op: &Op,
         table: WeightId,
         out: View,
+        scale: f32,
     ) -> Result<Vec<Launch>, ExecError> {
         let unsupported = |why: String| ExecError::Unsupported { op: op.name().to_owned(), why };
         let weight = self.plan.weight(table);
@@ -282,7 +283,7 @@ impl<'a> Lowering<'a> {
         else {
             return Err(unsupported("a table in several formats".to_owned()));
         };
-        let gather = GatherQuantised { max_rows: self.max_rows(out), n, k, format };
+        let gather = GatherQuantised { max_rows: self.max_rows(out), n, k, scale, format };
         let ids = self.input(self.step.token_ids);
         let tiles = DevicePtr::new(self.addresses.weights[table.0]);
         let launch = gather.launch(self.num_rows(out), ids, tiles, self.view(out)?);
@@ -290,7 +291,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// An operation whose operands are of type `E`.
-    fn op_of<E: DeviceElement>(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError>
+    fn op_of<E: DeviceElement + OutputOf<f32>>(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError>
     where
         f32: OutputOf<E>,
     {
@@ -299,16 +300,17 @@ impl<'a> Lowering<'a> {
             why: why.to_string(),
         };
         let launched = match *op {
-            Op::Embedding { table, out } => {
+            Op::Embedding { table, out, scale } => {
                 let width = self.plan.weight(table).cols;
                 let rows = Operand::new(self.weight::<E>(table)?, width);
-                GatherRows { max_rows: self.max_rows(out), width }.launch(
+                GatherRows { max_rows: self.max_rows(out), width, scale }.launch(
                     self.num_rows(out),
                     self.input(self.step.token_ids),
                     rows,
                     self.view(out)?,
                 )
             }
+            Op::Cast { x, out } => self.stored_sum::<f32, E>(x, None, out)?,
             Op::RmsNorm { x, weight, out, eps } => {
                 let group_size = self.plan.weight(weight).cols;
                 let num_groups = x.width / group_size;
@@ -360,9 +362,10 @@ impl<'a> Lowering<'a> {
                     self.view(out)?,
                 )
             }
-            Op::Add { x, residual, out } => self.add::<E>(x, residual, out)?,
+            Op::Add { x, residual, out } => self.stored_sum::<E, f32>(x, Some(residual), out)?,
             Op::GatherRows { x, out } => {
-                GatherRows { max_rows: self.max_rows(out), width: out.width }.launch::<E>(
+                let (max_rows, width) = (self.max_rows(out), out.width);
+                GatherRows { max_rows, width, scale: 1.0 }.launch::<E>(
                     self.num_rows(out),
                     self.input(self.step.logit_rows),
                     self.view(x)?,
@@ -413,20 +416,17 @@ impl<'a> Lowering<'a> {
         Ok(launched.map_err(unsupported)?.into_iter().collect())
     }
 
-    /// `out = x + residual`.
-    fn add<E: DeviceElement>(
+    /// `out = x (+ residual)`.
+    fn stored_sum<X: DeviceElement, Y: DeviceElement + OutputOf<X>>(
         &self,
         x: View,
-        residual: View,
+        residual: Option<View>,
         out: View,
-    ) -> Result<Launched, ExecError>
-    where
-        f32: OutputOf<E>,
-    {
-        let operands = GemmEpilogueOperands::<E, f32> {
+    ) -> Result<Launched, ExecError> {
+        let operands = GemmEpilogueOperands::<X, Y> {
             product: self.view(x)?,
             bias: None,
-            residual: Some(self.view(residual)?),
+            residual: residual.map(|residual| self.view(residual)).transpose()?,
             out: self.view(out)?,
         };
         let epilogue = GemmEpilogue { max_rows: self.max_rows(out), width: out.width };

@@ -38,7 +38,7 @@ pub fn plan() -> Plan {
     let x = plan.activation("x", Rows::Tokens, 4, Dtype::F32);
     let last = plan.activation("last", Rows::Logits, 4, Dtype::F32);
     let next = plan.activation("next", Rows::Logits, 1, Dtype::U32);
-    plan.op(Op::Embedding { table, out: x });
+    plan.op(Op::Embedding { table, out: x, scale: 1.0 });
     plan.op(Op::Rope { x, table: rope, head_dim: 4 });
     plan.op(Op::GatherRows { x, out: last });
     plan.op(Op::Sample { x: last, out: next });

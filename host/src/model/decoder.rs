@@ -77,7 +77,7 @@ impl Planner<'_> {
         let table = self.table("embedding", part(names.embedding, vocab_size), hidden_size);
         let residual = self.precision.residual();
         let hidden = self.builder.activation("hidden", Rows::Tokens, hidden_size, residual);
-        self.builder.op(Op::Embedding { table, out: hidden });
+        self.builder.op(Op::Embedding { table, out: hidden, scale: 1.0 });
         for layer in 0..config.num_layers() {
             self.builder.set_layer(Some(layer));
             self.attention(layer, hidden, rope);

@@ -108,7 +108,7 @@ impl Sizes {
         let streamed = (bytes / k / operand.block_bytes()).next_multiple_of(8);
         let table = plan.weight(Weight::whole("copied", m, copied, Dtype::F32));
         let copy = plan.activation("copy", Rows::Tokens, copied, Dtype::F32);
-        plan.op(Op::Embedding { table, out: copy });
+        plan.op(Op::Embedding { table, out: copy, scale: 1.0 });
 
         let x = norm(&mut plan, copy.columns(0, k), 0, operand);
         let factor = plan.weight(Weight::whole("factor", n, k, operand));

@@ -84,7 +84,7 @@ impl Checkpoint {
         }
         let is_whole = part.slice == WeightSlice::Whole;
         match part.transform {
-            PartTransform::None => {
+            PartTransform::None | PartTransform::Scale(_) => {
                 let row_elems = match vector {
                     true if is_whole => part.rows,
                     true => 1,
@@ -133,7 +133,7 @@ impl WeightSource for Checkpoint {
             let (out, after) = rest.split_at_mut(weight.part_bytes(part));
             rest = after;
             let head_dim = match part.transform {
-                PartTransform::None => None,
+                PartTransform::None | PartTransform::Scale(_) => None,
                 PartTransform::UnpermuteRope { num_heads } => Some(part.rows / num_heads),
             };
             let source_row = |row| head_dim.map_or(row, |head_dim| permuted_row(row, head_dim));
@@ -145,8 +145,19 @@ impl WeightSource for Checkpoint {
             } else {
                 stored.read(stored.kept(part.storage)?, out, source_row)?;
             }
+            if let PartTransform::Scale(factor) = part.transform {
+                scale(out, factor);
+            }
         }
         Ok(())
+    }
+}
+
+/// Multiplies f32 elements.
+fn scale(elements: &mut [u8], factor: f32) {
+    let (elements, _) = elements.as_chunks_mut();
+    for element in elements {
+        *element = (f32::from_le_bytes(*element) * factor).to_le_bytes();
     }
 }
 

@@ -50,19 +50,21 @@ fn floats(row: &[f64]) -> Vec<f32> {
 
 #[test]
 fn gather_rows_matches_oracle() {
-    fn check<T: HostElement>(width: usize, seed: u64) {
+    fn check<T: HostElement>((width, scale): (usize, f32), seed: u64) {
         let mut device = Device::default();
         let x = Matrix::random::<T>(9, width, seed);
         let num_rows = count(&mut device, "num_rows", NUM_ROWS);
         let indices = device.u32s("indices", &[8, 0, 5]);
         let x_rows = device.matrix::<T>("x", &x, (place(width).0, 9));
         let out = device.out::<f32>("out", place(width));
-        let gather = GatherRows { max_rows: MAX_ROWS, width };
+        let gather = GatherRows { max_rows: MAX_ROWS, width, scale };
         device.run(gather.launch(num_rows, indices, x_rows, out), seed);
-        let want: Vec<f32> = [8, 0, 5].into_iter().flat_map(|row| floats(x.row(row))).collect();
+        let rows = [8, 0, 5].into_iter().flat_map(|row| floats(x.row(row)));
+        let want: Vec<f32> = rows.map(|x| x * scale).collect();
         assert_eq!(device.read_rows(out, ROWS, width), want, "{width} columns");
     }
-    for_all(&[1, 16, 1023, 1024, 1025], &[check::<f32>, check::<f16>, check::<bf16>]);
+    let shapes = [(1, 1.0), (16, 12.0), (1023, 1.0), (1024, 0.1), (1025, 1.0)];
+    for_all(&shapes, &[check::<f32>, check::<f16>, check::<bf16>]);
 }
 
 #[test]
@@ -399,7 +401,8 @@ fn what_is_not_finite_makes_no_number() {
 #[test]
 fn launches_cover_rows_and_columns() {
     let gather = |max_rows, width| {
-        GatherRows { max_rows, width }.launch(ptr(9), ptr(8), rows::<f32>(width), rows(width))
+        let gather = GatherRows { max_rows, width, scale: 1.0 };
+        gather.launch(ptr(9), ptr(8), rows::<f32>(width), rows(width))
     };
     assert_eq!(of(gather(5, 1025)), ("gather_rows_f32", [5, 2, 1], 128, 0));
     assert!(is_nothing(gather(0, 1025)) && is_nothing(gather(5, 0)));
@@ -454,7 +457,7 @@ fn the_types_of_the_rows_name_the_kernel() {
         of(norm.launch(ptr(9), rows::<X>(4096), ptr(2), rows::<Y>(4096))).0
     }
     fn others<E: Number>() -> [&'static str; 3] {
-        let gather = GatherRows { max_rows: 1, width: 64 };
+        let gather = GatherRows { max_rows: 1, width: 64, scale: 1.0 };
         let rope = Rope { max_tokens: 1, num_heads: 1, head_dim: 64, rotary_dim: 64 };
         let silu = GateRows { activation: Activation::Silu, max_rows: 1, width: 64 };
         [

@@ -49,6 +49,10 @@ impl Plan {
                 self.check_matrix(&at, "the table", table, FLOATS)?;
                 is("out", self.dtype(out), &[Dtype::F32])
             }
+            Op::Cast { x, out } => {
+                is("x", self.dtype(x), &[Dtype::F32])?;
+                is("out", self.dtype(out), &[Dtype::F16, Dtype::BF16])
+            }
             Op::AllReduce(AllReduce { x, residual, norm }) => {
                 is("x", self.dtype(x), FLOATS)?;
                 residual.map_or(Ok(()), |residual| {

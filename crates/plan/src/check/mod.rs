@@ -5,8 +5,9 @@ mod dtypes;
 mod tests;
 
 use super::{
-    AllReduce, AppendAttention, Attention, Constant, ConstantId, Linear, MaterializedAttention, Op,
-    Plan, PlanError, RopeAppend, Rows, View, Weight, WeightId,
+    AllReduce, AppendAttention, Attention, Constant, ConstantId, Dtype, Linear,
+    MaterializedAttention, Op, PartTransform, Plan, PlanError, RopeAppend, Rows, View, Weight,
+    WeightId, WeightPart,
 };
 
 impl Plan {
@@ -112,10 +113,12 @@ impl Plan {
 
     fn check_op(&self, op: &Op) -> Result<(), String> {
         match *op {
-            Op::Embedding { table, out, .. } => {
+            Op::Embedding { table, out, scale } => {
                 self.rows_are(out, Rows::Tokens)?;
+                ensure(scale > 0.0 && scale.is_finite(), || format!("a scale of {scale}"))?;
                 same("columns", out.width, self.weight(table).cols)
             }
+            Op::Cast { x, out } => self.same_shape(x, out),
             Op::RmsNorm { x, weight, out, .. } => {
                 self.same_shape(x, out)?;
                 same("columns left over", x.width % self.vector(weight)?, 0)
@@ -264,7 +267,12 @@ fn check_parts(weight: &Weight) -> Result<(), String> {
     let filled: usize = weight.parts.iter().map(|part| part.rows).sum();
     let Weight { name, rows, cols, .. } = weight;
     let fills = filled == *rows || (*rows == 1 && filled == *cols);
-    ensure(fills, || format!("weight `{name}` [{rows}, {cols}] of {filled} rows"))
+    ensure(fills, || format!("weight `{name}` [{rows}, {cols}] of {filled} rows"))?;
+    let is_scaled = |part: &WeightPart| matches!(part.transform, PartTransform::Scale(_));
+    let can_scale = |part: &WeightPart| weight.is_vector() && part.storage == Dtype::F32;
+    ensure(weight.parts.iter().all(|part| !is_scaled(part) || can_scale(part)), || {
+        format!("weight `{name}` is scaled, which f32 vectors alone can be")
+    })
 }
 
 fn same<T: PartialEq + std::fmt::Debug>(what: &str, got: T, wanted: T) -> Result<(), String> {

@@ -35,7 +35,7 @@ fn plan() -> Plan {
     let (embedding, norm) = (weight(&mut b, 10, 8, F32), weight(&mut b, 1, 8, F32));
     let (projection, bias) = (weight(&mut b, 16, 8, F32), weight(&mut b, 1, 16, F32));
     let (q, k, v) = (qkv.columns(0, 8), qkv.columns(8, 4), qkv.columns(12, 4));
-    b.op(Op::Embedding { table: embedding, out: x });
+    b.op(Op::Embedding { table: embedding, out: x, scale: 1.0 });
     b.op(Op::RmsNorm { x, weight: norm, out: x, eps: 1e-5 });
     b.op(Op::Linear(Linear { bias: Some(bias), ..Linear::new(x, projection, qkv) }));
     b.op(Op::Rope { x: qkv.columns(0, 12), table, head_dim: 4 });
@@ -163,7 +163,7 @@ fn mixed(precision: Precision) -> Plan {
     let (qkv_weight, bias) = (weight(&mut b, 32, 16, operand), weight(&mut b, 1, 32, F32));
     let projection = weight(&mut b, 16, 16, operand);
     let (q, k, v) = (qkv.columns(0, 16), qkv.columns(16, 8), qkv.columns(24, 8));
-    b.op(Op::Embedding { table: embedding, out: hidden });
+    b.op(Op::Embedding { table: embedding, out: hidden, scale: 1.0 });
     b.op(Op::RmsNorm { x: hidden, weight: norm, out: x, eps: 1e-5 });
     b.op(Op::Linear(Linear { bias: Some(bias), ..Linear::new(x, qkv_weight, qkv) }));
     b.op(Op::Rope { x: qkv.columns(0, 24), table, head_dim: 8 });

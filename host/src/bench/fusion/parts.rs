@@ -78,7 +78,7 @@ impl Calls {
         let table_rows = self.bench.largest_bounds().max_tokens;
         let table = self.plan.weight(Weight::whole("table", table_rows, width, Dtype::F32));
         let hidden = self.f32_rows("hidden", Rows::Tokens, width);
-        self.plan.op(Op::Embedding { table, out: hidden });
+        self.plan.op(Op::Embedding { table, out: hidden, scale: 1.0 });
         let rows = self.bounds.max_kv_len;
         let data = angles(rows, head_dim).into();
         let rope = self.plan.constant(Constant { name: "rope".into(), rows, cols: head_dim, data });

@@ -265,9 +265,11 @@ impl RankStep<'_> {
             (true, false) => attention::Kernel::Prefill,
         };
         match *op {
-            Op::Embedding { table, out } => frame.write(out, None, |out, _| {
-                ops::embedding(weight(table), &inputs.token_ids, out);
+            Op::Embedding { table, out, scale } => frame.write(out, None, |out, _| {
+                ops::embedding(weight(table), &inputs.token_ids, scale, out);
             }),
+            // What is written is `x` from the start.
+            Op::Cast { x, out } => frame.write(out, Some(x), |_, _| ()),
             Op::RmsNorm { x, weight: id, out, eps } => frame.write(out, Some(x), |out, _| {
                 ops::rms_norm(weight(id).vector(), eps, out);
             }),

@@ -84,7 +84,8 @@ impl Lowering<'_> {
                 vec![add.launch(&ranks, num_rows, &all, &self.rank_tensors(residual))]
             }
             (Some(residual), None) => {
-                vec![sum.launch(&ranks, num_rows, &all), self.add::<E>(x, residual, residual)?]
+                let add = self.stored_sum::<E, f32>(x, Some(residual), residual)?;
+                vec![sum.launch(&ranks, num_rows, &all), add]
             }
             (None, _) => vec![sum.launch(&ranks, num_rows, &all)],
         };

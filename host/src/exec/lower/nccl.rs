@@ -29,9 +29,9 @@ impl Lowering<'_> {
         let add = match residual {
             None => Ok(None),
             Some(residual) => match dtype {
-                Dtype::F16 => self.add::<f16>(x, residual, residual)?,
-                Dtype::BF16 => self.add::<bf16>(x, residual, residual)?,
-                _ => self.add::<f32>(x, residual, residual)?,
+                Dtype::F16 => self.stored_sum::<f16, f32>(x, Some(residual), residual)?,
+                Dtype::BF16 => self.stored_sum::<bf16, f32>(x, Some(residual), residual)?,
+                _ => self.stored_sum::<f32, f32>(x, Some(residual), residual)?,
             },
         };
         let add = add.map_err(|why: LaunchError| unsupported(op, why.to_string()))?;
@@ -106,7 +106,7 @@ mod tests {
         let own = plan.activation("own", Rows::Logits, WIDTH, Dtype::F32);
         let all = plan.activation("all", Rows::Logits, rank.world * WIDTH, Dtype::F32);
         let eps = 1e-5;
-        plan.op(Op::Embedding { table, out: hidden });
+        plan.op(Op::Embedding { table, out: hidden, scale: 1.0 });
         plan.op(Op::RmsNorm { x: hidden, weight, out: x, eps });
         plan.op(Op::AllReduce(AllReduce::new(x)));
         plan.op(Op::Add { x, residual: hidden, out: hidden });

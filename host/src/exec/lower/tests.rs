@@ -115,7 +115,7 @@ fn views_become_addresses() {
     let [a, b, c] = TENSORS;
     let cases = [
         (
-            Op::Embedding { table, out: view(1) },
+            Op::Embedding { table, out: view(1), scale: 1.0 },
             vec![input(NUM_TOKENS), input(layout.token_ids), WEIGHTS[0], b],
         ),
         (
@@ -309,7 +309,7 @@ fn sixteen_bits_reach_their_kernels() {
     let symbols = |plan: &Plan| -> Vec<&str> {
         lowered(plan).unwrap().iter().map(|launch| launch.symbol).collect()
     };
-    let mut embedding = plan(Op::Embedding { table: WeightId(0), out: view(1) });
+    let mut embedding = plan(Op::Embedding { table: WeightId(0), out: view(1), scale: 1.0 });
     embedding.weights[0].parts[0].storage = Dtype::F16;
     assert_eq!(symbols(&embedding), ["gather_rows_f16_f32"]);
 
@@ -336,7 +336,7 @@ fn sixteen_bits_reach_their_kernels() {
 
 #[test]
 fn types_that_no_kernel_takes_together_are_an_error_that_names_one() {
-    let mut plan = plan(Op::Embedding { table: WeightId(0), out: view(1) });
+    let mut plan = plan(Op::Embedding { table: WeightId(0), out: view(1), scale: 1.0 });
     plan.tensors[1].dtype = Dtype::BF16;
     let error = lowered(&plan).unwrap_err().to_string();
     assert_eq!(error, "weight of 8: F32 storage; the kernel takes BF16");
@@ -344,7 +344,7 @@ fn types_that_no_kernel_takes_together_are_an_error_that_names_one() {
 
 #[test]
 fn storage_in_blocks_is_an_error_that_names_the_weight() {
-    let mut plan = plan(Op::Embedding { table: WeightId(0), out: view(1) });
+    let mut plan = plan(Op::Embedding { table: WeightId(0), out: view(1), scale: 1.0 });
     plan.weights[0].parts[0].storage = Dtype::Q8_0;
     let error = lowered(&plan).unwrap_err().to_string();
     assert_eq!(error, "weight of 8: Q8_0 storage; the kernel takes F32");

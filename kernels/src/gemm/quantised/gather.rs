@@ -1,12 +1,12 @@
 //! Gather of rows of a packed weight, as [`gather_rows`](crate::gather_rows) gathers those of a dense
-//! one: `out[r, :] = weight[indices[r], :]`. It is the embedding, of the table that a linear layer
-//! may share.
+//! one: `out[r, :] = scale * weight[indices[r], :]`. It is the embedding, of the table that a linear
+//! layer may share.
 //!
 //! Shapes    weight `[*, k]` in tiles, see [`format`](super::format); indices `[num_rows]`; out
 //!           `[num_rows, k]` f32, with a row stride; rows of out 16-byte aligned.
 //! Launch    grid `(max_rows, tiles along k / 8, 1)`, block `(256, 1, 1)`; a warp reads a tile, and
 //!           stores one of its rows.
-//! Numerics  f32, as [`dequantise`](mod@super::dequantise) computes them.
+//! Numerics  f32, as [`dequantise`](mod@super::dequantise) computes them, then times the scale.
 //! Bound     memory: a row of tiles is read, 16 rows of the weight, and a row of out written.
 
 use super::dequantise::elements;
@@ -37,6 +37,7 @@ pub unsafe fn gather_quantised<F: Format>(
     weight: Global<u8>,
     out: GlobalMut<f32>,
     out_stride: u32,
+    scale: f32,
 ) {
     let row = thread::block_idx_x();
     let tile_idx = thread::block_idx_y() * NUM_WARPS + warp::warp_idx();
@@ -62,7 +63,7 @@ pub unsafe fn gather_quantised<F: Format>(
                 let quants = [words[half], words[2 + half]];
                 let values = elements::<F>(quants, &scales, half, step / F::GROUP_STEPS);
                 if lane_group() + 8 * half as u32 == in_tile && column < k {
-                    out.set_vec(column as usize, values);
+                    out.set_vec(column as usize, values.map(|value| value * scale));
                 }
             }
         });
@@ -91,6 +92,8 @@ mod launcher {
         pub n: usize,
         /// Columns of a row.
         pub k: usize,
+        /// Multiplies every element.
+        pub scale: f32,
         /// How the weight is packed.
         pub format: BlockFormat,
     }
@@ -109,7 +112,7 @@ mod launcher {
             weight: DevicePtr<u8>,
             out: Rows<f32>,
         ) -> Result<Option<Launch>, LaunchError> {
-            let &GatherQuantised { max_rows, n, k, format } = self;
+            let &GatherQuantised { max_rows, n, k, scale, format } = self;
             check(format, n, k, weight)?;
             if !out.is_aligned() {
                 let (what, value) = ("row stride", out.row_stride);
@@ -120,8 +123,9 @@ mod launcher {
             let grid = [max_rows, num_tiles.div_ceil(NUM_WARPS as usize), 1];
             let geometry = Geometry::new(grid, (NUM_WARPS * WARP_SIZE) as usize, 0)?;
             let (k, out_stride) = (arg_u32("k", k)?, out.stride_arg()?);
+            let out = out.ptr;
             let args =
-                gather_quantised::Args { num_rows, indices, k, weight, out: out.ptr, out_stride };
+                gather_quantised::Args { num_rows, indices, k, weight, out, out_stride, scale };
             let instance = instance_of(format, Instance::ALL, Instance::f, |_| true)?;
             Ok(geometry.map(|geometry| args.launch(instance, geometry)))
         }

@@ -311,10 +311,12 @@ fn gathered_rows_have_the_elements() {
         let indices = [39_u32, 0, 7, 8, 15, 16, 39, 24];
         let (num_rows, ids) = (device.u32s("num_rows", &[6]), device.u32s("ids", &indices));
         let out: Rows<f32> = device.out("out", (k + 4, 8));
-        let gather = GatherQuantised { max_rows: 8, n, k, format };
+        let scale = 0.3;
+        let gather = GatherQuantised { max_rows: 8, n, k, scale, format };
         device.run(gather.launch(num_rows, ids, weight, out), 1);
         let want = indices[..6].iter().flat_map(|&index| elements.row(index as usize));
-        let want: Vec<_> = want.map(|&x| Approx::new(x, 1e-5 * x.abs().max(1.0))).collect();
+        let want = want.map(|&x| f64::from(scale) * x);
+        let want: Vec<_> = want.map(|x| Approx::new(x, 1e-5 * x.abs().max(1.0))).collect();
         assert_right(&format!("{format:?}"), &device.read_rows(out, [6, 8], k), &want);
     }
 }
