@@ -133,6 +133,18 @@ fn qwen3_fused_and_unfused() {
     family("qwen3");
 }
 
+/// Norms after the branches, two rotary embeddings.
+#[test]
+fn olmo3_fused_and_unfused() {
+    family("olmo3");
+}
+
+/// Q and K are rotated by tables of their own.
+#[test]
+fn ministral3_fused_and_unfused() {
+    family("ministral3");
+}
+
 #[test]
 fn norm_and_gemm_by_itself() {
     by_itself("norm_gemm");

@@ -9,7 +9,7 @@ use halfwarp::plan::{
     Accumulate, AttentionForm, Bounds, Dtype, Fusion, Numerics, Op, Plan, PlanError, PlanOutput,
     Precision, Rank, Rows, StepInputs, View, Weight, WeightSlice, WeightSource, WeightStorage,
 };
-use halfwarp::{Decoder, Model, ModelError, OpenError};
+use halfwarp::{Config, Decoder, LayerConfig, Model, ModelError, NormPlacement, OpenError, QkNorm};
 use interpreter::Interpreter;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -45,7 +45,7 @@ fn golden_models() -> Vec<(PathBuf, PathBuf)> {
 #[test]
 fn logits_match_transformers() {
     let models = golden_models();
-    assert!(models.len() >= 19, "goldens are missing: {models:?}");
+    assert!(models.len() >= 29, "goldens are missing: {models:?}");
     for (path, expected) in models {
         let model = Model::open(&path).unwrap_or_else(|error| panic!("{error}"));
         check_logits(&model, &expected, |_| ());
@@ -87,7 +87,7 @@ fn check_logits(model: &Model, expected: &Path, change: impl Fn(&mut Plan)) {
 /// Replaces the table of RoPE by one of frequencies rounded to f16.
 fn round_frequencies(model: &Model, plan: &mut Plan) {
     let table = &mut plan.constants[0];
-    let frequencies = model.config().rope.inv_freq(table.rows);
+    let frequencies = model.config().ropes[0].inv_freq(table.rows);
     let angle = |position: usize, f: &f32| position as f32 * half::f16::from_f32(*f).to_f32();
     let row = |position: usize| {
         let angles = frequencies.iter().map(move |f| angle(position, f));
@@ -172,8 +172,19 @@ fn a_fused_plan_gives_the_same_bits() {
             };
             let fused = plan.fused(|_| true);
             assert_eq!(fused.check(), Ok(()));
-            let per_layer = (plan.ops.len() - fused.ops.len()) / plan.kv.num_layers;
-            assert_eq!(per_layer, 7, "two norms, RoPE, append, the gate, and two residuals");
+            let Config { ref layers, norms, query_scaling, .. } = *model.config();
+            let of_norms = match norms {
+                NormPlacement::Before => 2 + 2,
+                NormPlacement::After => 0,
+            };
+            let of_layer = |layer: &LayerConfig| {
+                let of_rope = if layer.rope.is_some() && query_scaling.is_none() { 2 } else { 0 };
+                1 + of_norms + of_rope
+            };
+            let expected: usize = layers.iter().map(of_layer).sum();
+            let fewer = plan.ops.len() - fused.ops.len();
+            let what = "the gate; two norms and two residuals; RoPE and append";
+            assert_eq!(fewer, expected, "{}: {what}", path.display());
             let same = cpu_logits(&model, &fused) == cpu_logits(&model, &plan);
             assert!(same, "{} in {precision}", path.display());
         }
@@ -350,8 +361,9 @@ fn ranks_divide_the_weights() {
             |rank| model.plan_of(rank, PlanOutput::Logits, &Numerics::default(), bounds(4), 1);
         let Ok(plans) = Rank::all(2).map(plan_of).collect::<Result<Vec<_>, _>>() else { continue };
         let whole = model.plan(&Numerics::default(), bounds(4), 1).unwrap();
-        // Both ranks have a copy of one KV head.
-        let has_copies = model.config().num_kv_heads < 2;
+        // Both ranks have a copy of one KV head, or project all heads that are normalised together.
+        let has_copies =
+            model.config().num_kv_heads < 2 || model.config().qk_norm == Some(QkNorm::AllHeads);
         for weight in
             whole.weights.iter().filter(|weight| !has_copies || !weight.name.contains("qkv"))
         {

@@ -127,7 +127,7 @@ pub use generation::GenerationConfig;
 #[cfg(feature = "grammar")]
 pub use grammar::{AfterReasoning, Grammar, GrammarCompiler, GrammarError, ReasoningLimits};
 pub use loaded::{Model, OpenError};
-pub use model::{Config, Decoder, ModelError};
+pub use model::{Config, Decoder, LayerConfig, ModelError, NormPlacement, QkNorm};
 pub use plan::{
     Accumulate, AttentionForm, CacheType, Fusion, KvStorage, Numerics, Plan, PlanError, Precision,
 };

@@ -64,6 +64,11 @@ fn f16_of_every_family_has_the_goldens_logits_and_tokens() {
         "qwen2",
         "qwen2-yarn",
         "qwen3",
+        "granite",
+        "smollm3",
+        "olmo2",
+        "olmo3",
+        "ministral3",
     ];
     for name in names {
         let dir = tempfile::tempdir().unwrap();
@@ -95,7 +100,18 @@ fn f16_of_every_family_has_the_goldens_logits_and_tokens() {
 /// and every tensor.
 #[test]
 fn keys_and_tensors_are_those_of_llama_cpps_conversion() {
-    for name in ["llama-bias", "llama-llama3", "qwen2-yarn", "qwen3", "phi3-longrope-long"] {
+    let names = [
+        "llama-bias",
+        "llama-llama3",
+        "qwen2-yarn",
+        "qwen3",
+        "phi3-longrope-long",
+        "granite",
+        "smollm3",
+        "olmo2",
+        "olmo3",
+    ];
+    for name in names {
         let dir = tempfile::tempdir().unwrap();
         let (file, _) = quantized(&golden(name), "f16", &dir);
         let got = Checkpoint::open(file).unwrap();

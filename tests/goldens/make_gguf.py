@@ -16,13 +16,31 @@ import numpy as np
 from safetensors.numpy import load_file
 
 HERE = pathlib.Path(__file__).parent
-NAMES = ["llama-bias", "llama-llama3", "qwen2-yarn", "qwen3", "phi3-longrope-long"]
+NAMES = [
+    "llama-bias",
+    "llama-llama3",
+    "qwen2-yarn",
+    "qwen3",
+    "phi3-longrope-long",
+    "granite",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "ministral3",
+]
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "phi3": gguf.MODEL_ARCH.PHI3,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
 }
+# Those whose rows of Q and K are permuted.
+PERMUTED = ["llama", "granite", "smollm3", "ministral3"]
 
 
 def permute(tensor, num_heads):
@@ -58,6 +76,9 @@ def add_rope(writer, config, head_dim):
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(rope["factor"])
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            if "beta_fast" in rope:
+                writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+                writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
         case "longrope":
             original = config["original_max_position_embeddings"]
             extension = config["max_position_embeddings"] / original
@@ -70,6 +91,26 @@ def add_rope(writer, config, head_dim):
                 writer.add_tensor(f"rope_factors_{kind}.weight", factors)
 
 
+def add_family(writer, config):
+    match config["model_type"]:
+        case "phi3":
+            writer.add_sliding_window(config["sliding_window"] or 0)
+        case "granite":
+            writer.add_attention_scale(config["attention_multiplier"])
+            writer.add_embedding_scale(config["embedding_multiplier"])
+            writer.add_residual_scale(config["residual_multiplier"])
+            writer.add_logit_scale(config["logits_scaling"])
+        case "olmo3":
+            writer.add_sliding_window(config["sliding_window"])
+            writer.add_sliding_window_pattern(
+                [kind == "sliding_attention" for kind in config["layer_types"]]
+            )
+        case "ministral3":
+            rope = config["rope_parameters"]
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
 def convert(name):
     config = json.loads((HERE / name / "config.json").read_text())
     family = config["model_type"]
@@ -78,7 +119,10 @@ def convert(name):
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
 
     (HERE / "gguf").mkdir(exist_ok=True)
-    writer = gguf.GGUFWriter(HERE / "gguf" / f"{name}.gguf", family)
+    architecture = ARCHITECTURES[family]
+    writer = gguf.GGUFWriter(
+        HERE / "gguf" / f"{name}.gguf", gguf.MODEL_ARCH_NAMES[architecture]
+    )
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -89,16 +133,15 @@ def convert(name):
     writer.add_rope_dimension_count(head_dim)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    if family == "phi3":
-        writer.add_sliding_window(config["sliding_window"] or 0)
+    add_family(writer, config)
     writer.add_eos_token_id(config["eos_token_id"])
     add_rope(writer, config, head_dim)
 
-    names = gguf.get_tensor_name_map(ARCHITECTURES[family], num_layers)
+    names = gguf.get_tensor_name_map(architecture, num_layers)
     for source, tensor in load_file(HERE / name / "model.safetensors").items():
-        if family == "llama" and "q_proj" in source:
+        if family in PERMUTED and "q_proj" in source:
             tensor = permute(tensor, num_heads)
-        if family == "llama" and "k_proj" in source:
+        if family in PERMUTED and "k_proj" in source:
             tensor = permute(tensor, num_kv_heads)
         if tensor.ndim == 1:
             tensor = tensor.astype(np.float32)

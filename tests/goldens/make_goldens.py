@@ -18,11 +18,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 NUM_TOKENS = 100
@@ -55,6 +60,8 @@ def longrope(**parameters):
     long_factor = [1.2 + 0.3 * i for i in range(16)]
     return rope("longrope", short_factor=short_factor, long_factor=long_factor, **parameters)
 
+
+FOUR_LAYERS = dict(num_hidden_layers=4, intermediate_size=64)
 
 # Phi-3 needs heads of hidden_size / num_attention_heads: 32.
 PHI3 = dict(num_attention_heads=2, num_key_value_heads=1)
@@ -112,13 +119,52 @@ MODELS = {
     "phi3-partial-rotary": Phi3Config(
         **SIZES | PHI3, rope_parameters=rope("default", partial_rotary_factor=0.75)
     ),
+    # Multipliers that are far from 1, a mean of squares that is not far from `rms_norm_eps`, and an odd
+    # vocabulary.
+    "granite": GraniteConfig(
+        **SIZES | dict(vocab_size=131),
+        rms_norm_eps=0.05,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.1,
+        logits_scaling=6.0,
+        tie_word_embeddings=True,
+    ),
+    # The last of four layers has no RoPE.
+    "smollm3": SmolLM3Config(**SIZES | FOUR_LAYERS),
+    # Norms after the branches, QK-norm over all heads.
+    "olmo2": Olmo2Config(**SIZES),
+    # Three layers with windows smaller than the sequence, and one with YaRN.
+    "olmo3": Olmo3Config(
+        **SIZES | FOUR_LAYERS,
+        sliding_window=16,
+        rope_parameters=dict(
+            sliding_attention=rope("default", 5e5),
+            full_attention=rope("yarn", 5e5, factor=4.0, original_max_position_embeddings=64),
+        ),
+    ),
+    # Q grows six times within the sequence.
+    "ministral3": Ministral3Config(
+        **SIZES,
+        head_dim=16,
+        rope_parameters=rope(
+            "yarn",
+            factor=16.0,
+            original_max_position_embeddings=16,
+            beta_fast=4.0,
+            beta_slow=0.5,
+            mscale=1.0,
+            mscale_all_dim=0.5,
+            llama_4_scaling_beta=0.5,
+        ),
+    ),
 }
 
 # Models that were not made here; their given.safetensors was computed with frequencies of RoPE rounded to float16.
 GIVEN = ["llama-gqa", "phi3", "qwen2"]
 
-# Models whose config.json is written in the old spelling: `rope_theta` and `rope_scaling` with `type`.
-OLD_SPELLING = ["llama-linear", "phi3-longrope-long"]
+# Models whose config.json is written in the old spelling: `rope_theta` and `rope_scaling`.
+OLD_SPELLING = ["llama-linear", "phi3-longrope-long", "olmo3"]
 
 
 def random_model(config, seed):
@@ -162,11 +208,15 @@ def greedy(model, prompt):
 def old_spelling(path):
     config = json.loads(path.read_text())
     parameters = config.pop("rope_parameters")
+    # OLMo 3 has the scaling of its layers without a window alone, and says `rope_type`.
+    kind = "rope_type" if "full_attention" in parameters else "type"
+    parameters = parameters.get("full_attention", parameters)
     config["rope_theta"] = parameters.pop("rope_theta")
-    config["rope_scaling"] = {"type": parameters.pop("rope_type")} | {
+    config["rope_scaling"] = {kind: parameters.pop("rope_type")} | {
         key: value
         for key, value in parameters.items()
-        if key in ("factor", "short_factor", "long_factor")
+        if key in ("factor", "short_factor", "long_factor", "original_max_position_embeddings")
+        and key not in config
     }
     path.write_text(json.dumps(config, indent=2) + "\n")
 

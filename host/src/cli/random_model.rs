@@ -10,13 +10,18 @@ use std::path::PathBuf;
 /// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for what is around a model.
 /// Each with its real `config.json`, except for the weights' type and the context of Llama's, which are measured in longer
 /// ones.
-const MODELS: [(&str, &str); 6] = [
+const MODELS: [(&str, &str); 11] = [
     ("tiny", include_str!("random_model/tiny.json")),
     ("qwen2.5-0.5b", include_str!("random_model/qwen2.5-0.5b.json")),
     ("qwen2.5-7b", include_str!("random_model/qwen2.5-7b.json")),
     ("phi-3-mini", include_str!("random_model/phi-3-mini.json")),
     ("llama-2-7b", include_str!("random_model/llama-2-7b.json")),
     ("llama-3-70b", include_str!("random_model/llama-3-70b.json")),
+    ("smollm3-3b", include_str!("random_model/smollm3-3b.json")),
+    ("granite-3.3-2b", include_str!("random_model/granite-3.3-2b.json")),
+    ("granite-3.3-8b", include_str!("random_model/granite-3.3-8b.json")),
+    ("olmo-3-7b", include_str!("random_model/olmo-3-7b.json")),
+    ("ministral-3-8b", include_str!("random_model/ministral-3-8b.json")),
 ];
 
 /// Arguments of `halfwarp random-model`.
@@ -67,11 +72,23 @@ mod tests {
     /// The parameter counts are those of the real checkpoints' `model.safetensors.index.json` / model card.
     #[test]
     fn shapes_have_the_real_number_of_parameters() {
-        let counts: [usize; 6] = MODELS.map(|(_, json)| {
+        let counts: [usize; 11] = MODELS.map(|(_, json)| {
             let tensors = random_tensors(&config(json), None);
             tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
         });
-        let real = [494_032_768, 7_615_616_512, 3_821_079_552, 6_738_415_616, 70_553_706_496];
+        let real = [
+            494_032_768,
+            7_615_616_512,
+            3_821_079_552,
+            6_738_415_616,
+            70_553_706_496,
+            3_075_098_624,
+            2_533_539_840,
+            8_170_864_640,
+            7_298_011_136,
+            // Without the part for images.
+            8_489_553_920,
+        ];
         assert_eq!(counts[1..], real);
     }
 

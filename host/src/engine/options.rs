@@ -200,12 +200,12 @@ impl EngineOptions {
     pub(super) fn longest_context(&self, config: &Config) -> Result<usize, EngineError> {
         let max = config.max_position_embeddings;
         match self.context {
-            None => Ok(match config.rope.scaling {
+            None => Ok(config.ropes.iter().fold(max, |len, rope| match rope.scaling {
                 RopeScaling::LongRope { original_max_position_embeddings: trained, .. } => {
-                    max.min(trained.max(DEFAULT_CONTEXT))
+                    len.min(trained.max(DEFAULT_CONTEXT))
                 }
-                _ => max,
-            }),
+                _ => len,
+            })),
             Some(0) => Ok(max),
             Some(asked) if asked > max => Err(EngineError::Context { asked, max }),
             Some(asked) => Ok(asked),
@@ -287,7 +287,7 @@ mod tests {
         config.max_position_embeddings = 131_072;
         assert_eq!(longest(&config, None), 131_072);
         for (trained, default) in [(8192, 8192), (100, 4096)] {
-            config.rope.scaling = RopeScaling::LongRope {
+            config.ropes[0].scaling = RopeScaling::LongRope {
                 short_factor: vec![],
                 long_factor: vec![],
                 attention_factor: 1.0,

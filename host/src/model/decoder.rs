@@ -2,7 +2,12 @@
 //!
 //! Per layer: norm, packed QKV projection, QK-norm, RoPE, cache append, attention, output
 //! projection, addition to the residual stream; norm, packed gate and up projection, gate,
-//! down projection, addition to the residual stream. Executors fuse them ([`Plan::fused`]).
+//! down projection, addition to the residual stream. Executors fuse them ([`Plan::fused`]). The
+//! norms of some families come before the additions instead.
+//!
+//! Multipliers cost nothing but that of the embedding. A branch is added as it is, and the residual
+//! stream kept divided by the residual multiplier `m`: a norm with `eps / m^2` has the same output.
+//! That of the logits is in the weight of the final norm, that of the scores in attention's scale.
 //!
 //! The plan of a [`Rank`](crate::plan::Rank) is what one device of several computes: heads, columns
 //! of the MLP and logits are divided ([`Shares`]); the embedding table is whole on each. What a rank
@@ -13,9 +18,9 @@
 //! (docs/precision.md).
 
 use super::shares::Shares;
-use super::{Config, Decoder, names::Names};
+use super::{Config, Decoder, LayerConfig, NormPlacement, QkNorm, RopeTables, names::Names};
 use crate::plan::{
-    AllReduce, Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear,
+    AllReduce, Attention, AttentionForm, Bounds, ConstantId, Dtype, KvLayout, Linear,
     MaterializedAttention, Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError, PlanOutput,
     Precision, Rows, View, Weight, WeightId, WeightLayout, WeightPart, WeightSlice, WeightSource,
 };
@@ -25,7 +30,7 @@ use std::ops::Range;
 pub(super) fn plan(
     model: &Decoder,
     shares: &Shares,
-    rope: Constant,
+    tables: RopeTables,
     numerics: &Numerics,
     output: PlanOutput,
     bounds: Bounds,
@@ -45,11 +50,23 @@ pub(super) fn plan(
         AttentionForm::Flash => None,
         AttentionForm::Materialized => Some(bounds.score_columns()),
     };
-    let builder = PlanBuilder::of_rank(shares.rank);
-    let mut planner =
-        Planner { config, names, checkpoint, shares, numerics, precision, score_columns, builder };
-    let rope = planner.builder.constant(rope);
-    let (table, hidden) = planner.layers(rope);
+    let mut builder = PlanBuilder::of_rank(shares.rank);
+    let RopeTables { of_keys, of_queries, .. } = tables;
+    let k_ropes: Vec<_> = of_keys.into_iter().map(|table| builder.constant(table)).collect();
+    let q_ropes: Vec<_> = of_queries.into_iter().map(|table| builder.constant(table)).collect();
+    let mut planner = Planner {
+        config,
+        names,
+        checkpoint,
+        shares,
+        numerics,
+        precision,
+        score_columns,
+        q_ropes: if q_ropes.is_empty() { k_ropes.clone() } else { q_ropes },
+        k_ropes,
+        builder,
+    };
+    let (table, hidden) = planner.layers();
     let (output, next_tokens) = match output {
         PlanOutput::Logits => planner.logits(table, hidden),
         PlanOutput::Hidden => (planner.normed(hidden), None),
@@ -66,21 +83,26 @@ struct Planner<'a> {
     precision: Precision,
     /// Columns of a head's scores, where attention stores them.
     score_columns: Option<usize>,
+    /// Tables of Q, by the index of the rotary embedding.
+    q_ropes: Vec<ConstantId>,
+    /// Tables of K, likewise.
+    k_ropes: Vec<ConstantId>,
     builder: PlanBuilder,
 }
 
 impl Planner<'_> {
     /// From token ids to the hidden states of the wanted rows; with the embedding table.
-    fn layers(&mut self, rope: ConstantId) -> (WeightId, View) {
+    fn layers(&mut self) -> (WeightId, View) {
         let (config, names) = (self.config, self.names);
         let Config { vocab_size, hidden_size, .. } = *config;
         let table = self.table("embedding", part(names.embedding, vocab_size), hidden_size);
         let residual = self.precision.residual();
         let hidden = self.builder.activation("hidden", Rows::Tokens, hidden_size, residual);
-        self.builder.op(Op::Embedding { table, out: hidden, scale: 1.0 });
+        let scale = (config.embedding_multiplier / config.residual_multiplier) as f32;
+        self.builder.op(Op::Embedding { table, out: hidden, scale });
         for layer in 0..config.num_layers() {
             self.builder.set_layer(Some(layer));
-            self.attention(layer, hidden, rope);
+            self.attention(layer, hidden);
             self.mlp(layer, hidden);
         }
         self.builder.set_layer(None);
@@ -94,7 +116,7 @@ impl Planner<'_> {
     fn normed(&mut self, hidden: View) -> View {
         let name = part(self.names.final_norm, hidden.width);
         let weight = self.vector("final_norm", &[name], "weight");
-        let eps = self.config.rms_norm_eps;
+        let eps = self.stream_eps();
         self.builder.op(Op::RmsNorm { x: hidden, weight, out: hidden, eps });
         hidden
     }
@@ -103,7 +125,8 @@ impl Planner<'_> {
     fn logits(&mut self, table: WeightId, hidden: View) -> (View, Option<View>) {
         let (config, names) = (self.config, self.names);
         let Config { vocab_size, hidden_size, .. } = *config;
-        let x = self.norm("final_norm", names.final_norm, hidden);
+        let final_norm = part(names.final_norm, hidden_size);
+        let x = self.norm("final_norm", scaled(final_norm, config.logits_scaling), hidden);
         let Shares { rank, ref tokens, .. } = *self.shares;
         let (is_tied, is_shared) = (config.tie_word_embeddings, !rank.is_alone());
         let name = if is_tied { names.embedding } else { names.lm_head };
@@ -125,28 +148,22 @@ impl Planner<'_> {
         (logits, Some(next_tokens))
     }
 
-    /// `hidden += attention(norm(hidden))`.
-    fn attention(&mut self, layer: usize, hidden: View, rope: ConstantId) {
+    /// `hidden += attention(norm(hidden))`, or the norm of attention.
+    fn attention(&mut self, layer: usize, hidden: View) {
         let (config, names) = (self.config, self.names);
+        let LayerConfig { window, rope } = config.layers[layer];
         let head_dim = config.head_dim;
         let (num_heads, num_kv_heads) = (self.shares.heads.len(), self.shares.kv_heads.len());
-        let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
+        let q_width = num_heads * head_dim;
         let label = |what: &str| format!("layers.{layer}.{what}");
 
-        let norm = names.in_layer(layer, names.attention_norm);
-        let x = self.norm(&label("attention_norm"), &norm, hidden);
+        let norm = Branch { label: label("attention_norm"), layer, name: names.attention_norm };
+        let x = self.before(&norm, hidden);
         let qkv = self.operand_linear(&label("qkv"), &self.qkv_parts(layer), config.qkv_bias, x);
-        let (q, k) = (qkv.columns(0, q_width), qkv.columns(q_width, kv_width));
-        let v = qkv.columns(q_width + kv_width, kv_width);
-        if config.qk_norm {
-            for (x, what, name) in [(q, "q_norm", names.q_norm), (k, "k_norm", names.k_norm)] {
-                let name = part(names.in_layer(layer, name), head_dim);
-                let weight = self.vector(&label(what), &[name], "weight");
-                self.builder.op(Op::RmsNorm { x, weight, out: x, eps: config.rms_norm_eps });
-            }
+        let [q, k, v] = self.qk_norm(layer, qkv);
+        if let Some(rope) = rope {
+            self.rope(rope, [q, k], qkv);
         }
-        let rotated = qkv.columns(0, q_width + kv_width);
-        self.builder.op(Op::Rope { x: rotated, table: rope, head_dim });
         self.builder.op(Op::KvAppend { layer, k, v });
         let out = self.operand(&label("attention"), Rows::Tokens, q_width);
         let attention = Attention {
@@ -156,9 +173,9 @@ impl Planner<'_> {
             num_heads,
             num_kv_heads,
             head_dim,
-            softmax_scale: (head_dim as f64).powf(-0.5) as f32,
+            softmax_scale: config.softmax_scale as f32,
             causal: true,
-            window: config.windows[layer],
+            window,
         };
         match self.score_columns {
             None => self.builder.op(Op::Attention(attention)),
@@ -168,7 +185,59 @@ impl Planner<'_> {
         let of = (self.shares.heads.start * head_dim, config.num_heads * head_dim);
         let projection = cols_of(projection, of, q_width);
         let bias = config.attention_out_bias;
-        self.add_linear(&label("attention_out"), projection, bias, out, hidden);
+        let out = self.summand(&label("attention_out"), projection, bias, out, hidden.width);
+        self.add(&norm, out, hidden);
+    }
+
+    /// Q, K and V of this rank's heads, of which Q and K are normalised.
+    fn qk_norm(&mut self, layer: usize, qkv: View) -> [View; 3] {
+        let (config, names) = (self.config, self.names);
+        let Config { head_dim, .. } = *config;
+        let Projected { q_heads, k_heads } = self.projected();
+        let (q_width, k_width) = (q_heads.len() * head_dim, k_heads.len() * head_dim);
+        let (q, k) = (qkv.columns(0, q_width), qkv.columns(q_width, k_width));
+        if let Some(over) = config.qk_norm {
+            for (x, what, name) in [(q, "q_norm", names.q_norm), (k, "k_norm", names.k_norm)] {
+                let width = if over == QkNorm::PerHead { head_dim } else { x.width };
+                let name = part(names.in_layer(layer, name), width);
+                let weight = self.vector(&format!("layers.{layer}.{what}"), &[name], "weight");
+                self.builder.op(Op::RmsNorm { x, weight, out: x, eps: config.rms_norm_eps });
+            }
+        }
+        let Shares { heads, kv_heads, .. } = self.shares;
+        let own = |x: View, of: &Range<usize>, own: &Range<usize>| {
+            x.columns((own.start - of.start) * head_dim, own.len() * head_dim)
+        };
+        let v = qkv.columns(q_width + k_width, kv_heads.len() * head_dim);
+        [own(q, &q_heads, heads), own(k, &k_heads, kv_heads), v]
+    }
+
+    /// Heads of Q and of K whose projections this rank computes: those that it attends with, and
+    /// those that are normalised together with them.
+    fn projected(&self) -> Projected {
+        let Config { num_heads, num_kv_heads, qk_norm, .. } = *self.config;
+        match qk_norm {
+            Some(QkNorm::AllHeads) => Projected { q_heads: 0..num_heads, k_heads: 0..num_kv_heads },
+            _ => {
+                let Shares { heads, kv_heads, .. } = self.shares.clone();
+                Projected { q_heads: heads, k_heads: kv_heads }
+            }
+        }
+    }
+
+    /// Rotates Q and K by rotary embedding `rope`: in one operation, where they are neighbours on
+    /// every rank and have one table.
+    fn rope(&mut self, rope: usize, [q, k]: [View; 2], qkv: View) {
+        let head_dim = self.config.head_dim;
+        let (of_q, of_k) = (self.q_ropes[rope], self.k_ropes[rope]);
+        let has_others = q.width != self.projected().q_heads.len() * head_dim;
+        let mut rotate = |x, table| self.builder.op(Op::Rope { x, table, head_dim });
+        if of_q == of_k && !has_others {
+            rotate(qkv.columns(0, q.width + k.width), of_k);
+        } else {
+            rotate(q, of_q);
+            rotate(k, of_k);
+        }
     }
 
     /// Attention whose rows of scores have `columns` columns.
@@ -182,15 +251,15 @@ impl Planner<'_> {
         self.builder.op(Op::AttentionValues(op));
     }
 
-    /// `hidden += down(activation(gate(norm(hidden))) * up(norm(hidden)))`.
+    /// `hidden += down(activation(gate(norm(hidden))) * up(norm(hidden)))`, or the norm of down.
     fn mlp(&mut self, layer: usize, hidden: View) {
         let (config, names) = (self.config, self.names);
         let (columns, of) = (self.shares.columns.clone(), config.intermediate_size);
         let width = columns.len();
         let label = |what: &str| format!("layers.{layer}.{what}");
 
-        let norm = names.in_layer(layer, names.mlp_norm);
-        let x = self.norm(&label("mlp_norm"), &norm, hidden);
+        let norm = Branch { label: label("mlp_norm"), layer, name: names.mlp_norm };
+        let x = self.before(&norm, hidden);
         let half = Stacked { rows: columns.clone(), of, transform: PartTransform::None };
         let parts = self.stacked(layer, names.gate_up, &[half.clone(), half]);
         let gate_up = self.operand_linear(&label("gate_up"), &parts, config.mlp_bias, x);
@@ -199,7 +268,8 @@ impl Planner<'_> {
         self.builder.op(Op::Gate { activation: config.activation, gate, up, out });
         let down = part(names.in_layer(layer, names.down), hidden.width);
         let down = cols_of(down, (columns.start, of), width);
-        self.add_linear(&label("down"), down, config.mlp_bias, out, hidden);
+        let out = self.summand(&label("down"), down, config.mlp_bias, out, hidden.width);
+        self.add(&norm, out, hidden);
     }
 
     /// Q, K and V, stacked; the rows of Q and K in the order that RoPE by halves wants.
@@ -214,11 +284,11 @@ impl Planner<'_> {
             of: of * head_dim,
             transform,
         };
-        let Shares { heads, kv_heads, .. } = self.shares;
+        let Projected { q_heads, k_heads } = self.projected();
         let parts = [
-            stacked(heads, num_heads, rotated(heads.len())),
-            stacked(kv_heads, num_kv_heads, rotated(kv_heads.len())),
-            stacked(kv_heads, num_kv_heads, PartTransform::None),
+            stacked(&q_heads, num_heads, rotated(q_heads.len())),
+            stacked(&k_heads, num_kv_heads, rotated(k_heads.len())),
+            stacked(&self.shares.kv_heads, num_kv_heads, PartTransform::None),
         ];
         self.stacked(layer, self.names.qkv, &parts)
     }
@@ -256,15 +326,52 @@ impl Planner<'_> {
         out
     }
 
-    /// `residual += linear(x)`, of which every rank has a summand; the bias is the first one's.
-    fn add_linear(&mut self, label: &str, part: WeightPart, bias: bool, x: View, residual: View) {
+    /// `linear(x)` of `width` columns, of which every rank has a summand; the bias is the first
+    /// one's.
+    fn summand(
+        &mut self,
+        label: &str,
+        part: WeightPart,
+        bias: bool,
+        x: View,
+        width: usize,
+    ) -> View {
         let Shares { rank, .. } = *self.shares;
         let dtype =
             if rank.is_alone() { self.precision.residual() } else { self.precision.operand() };
-        let out = self.builder.activation(label, Rows::Tokens, residual.width, dtype);
+        let out = self.builder.activation(label, Rows::Tokens, width, dtype);
         self.linear(label, &[part], bias && rank.index == 0, x, out);
         self.all_reduce(out);
-        self.builder.op(Op::Add { x: out, residual, out: residual });
+        out
+    }
+
+    /// What a branch reads: the norm of the residual stream, if that comes first.
+    fn before(&mut self, norm: &Branch, hidden: View) -> View {
+        match self.config.norms {
+            NormPlacement::Before => {
+                let name = self.names.in_layer(norm.layer, norm.name);
+                self.norm(&norm.label, part(name, hidden.width), hidden)
+            }
+            NormPlacement::After if self.precision.operand() == self.builder.dtype(hidden) => {
+                hidden
+            }
+            NormPlacement::After => {
+                let label = format!("{}_input", norm.label);
+                let out = self.operand(&label, Rows::Tokens, hidden.width);
+                self.builder.op(Op::Cast { x: hidden, out });
+                out
+            }
+        }
+    }
+
+    /// `hidden += x`, or the norm of `x`, if that comes last.
+    fn add(&mut self, norm: &Branch, x: View, hidden: View) {
+        if self.config.norms == NormPlacement::After {
+            let name = part(self.names.in_layer(norm.layer, norm.name), x.width);
+            let weight = self.vector(&norm.label, &[name], "weight");
+            self.builder.op(Op::RmsNorm { x, weight, out: x, eps: self.config.rms_norm_eps });
+        }
+        self.builder.op(Op::Add { x, residual: hidden, out: hidden });
     }
 
     /// `x` becomes the sum of all ranks' `x`.
@@ -290,12 +397,18 @@ impl Planner<'_> {
         self.builder.op(Op::Linear(Linear { bias, ..Linear::new(x, weight, out) }));
     }
 
-    /// `norm(x)`, with the weight called `name` in the checkpoint.
-    fn norm(&mut self, label: &str, name: &str, x: View) -> View {
-        let weight = self.vector(label, &[part(name, x.width)], "weight");
-        let out = self.operand(label, self.builder.rows(x), x.width);
-        self.builder.op(Op::RmsNorm { x, weight, out, eps: self.config.rms_norm_eps });
+    /// `norm(hidden)`, with the weight in `part`.
+    fn norm(&mut self, label: &str, part: WeightPart, hidden: View) -> View {
+        let weight = self.vector(label, &[part], "weight");
+        let out = self.operand(label, self.builder.rows(hidden), hidden.width);
+        self.builder.op(Op::RmsNorm { x: hidden, weight, out, eps: self.stream_eps() });
         out
+    }
+
+    /// What is added to the mean of squares of the residual stream.
+    fn stream_eps(&self) -> f32 {
+        let Config { rms_norm_eps, residual_multiplier, .. } = *self.config;
+        (f64::from(rms_norm_eps) / residual_multiplier.powi(2)) as f32
     }
 
     /// An activation that a linear layer, attention or the gate reads.
@@ -347,6 +460,27 @@ impl Planner<'_> {
 /// The whole of one tensor, `name` less its suffix, in f32.
 fn part(name: impl Into<String>, rows: usize) -> WeightPart {
     WeightPart::new(name, rows, Dtype::F32)
+}
+
+/// `whole`, divided by `divisor`.
+fn scaled(whole: WeightPart, divisor: f64) -> WeightPart {
+    match divisor {
+        1.0 => whole,
+        _ => WeightPart { transform: PartTransform::Scale((1.0 / divisor) as f32), ..whole },
+    }
+}
+
+/// The norm of a branch, by its names in the plan and in the checkpoint.
+struct Branch {
+    label: String,
+    layer: usize,
+    name: &'static str,
+}
+
+/// See [`Planner::projected`].
+struct Projected {
+    q_heads: Range<usize>,
+    k_heads: Range<usize>,
 }
 
 /// Rows of a tensor that are stacked on others.

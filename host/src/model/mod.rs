@@ -10,7 +10,7 @@ mod names;
 mod rope;
 mod shares;
 
-pub use config::{Config, ConfigError, Family};
+pub use config::{Config, ConfigError, Family, LayerConfig, NormPlacement, QkNorm, QueryScaling};
 pub use error::ModelError;
 pub(crate) use names::Names;
 pub(crate) use rope::yarn_attention_factor;
@@ -20,7 +20,7 @@ use crate::plan::{Bounds, Constant, Numerics, Plan, PlanOutput, Precision, Rank}
 use crate::weights::{Checkpoint, Origin};
 use shares::Shares;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// A decoder on disk, ready to be planned: configuration and weights.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub struct Decoder {
     config: Config,
     names: &'static Names,
     checkpoint: Checkpoint,
-    /// The last table that was made: the plans of one engine share it.
-    rope_table: Mutex<Option<Constant>>,
+    /// The last tables that were made: the plans of one engine share them.
+    rope_tables: Mutex<Option<RopeTables>>,
 }
 
 impl Decoder {
@@ -45,8 +45,8 @@ impl Decoder {
         let (config, names) = match checkpoint.origin() {
             Origin::HuggingFace { config: json, .. } => {
                 let mut config = Config::from_hf(json).map_err(at_path)?;
-                let is_bare = checkpoint.tensor("embed_tokens.weight").is_some();
-                let names = Names::hugging_face(config.family, is_bare);
+                let has = |name: &str| checkpoint.tensor(name).is_some();
+                let names = Names::hugging_face(config.family, has);
                 config.tie_word_embeddings &= !has_own_head(&checkpoint, names);
                 (config, names)
             }
@@ -56,7 +56,7 @@ impl Decoder {
                 (config, names)
             }
         };
-        let decoder = Decoder { config, names, checkpoint, rope_table: Mutex::new(None) };
+        let decoder = Decoder { config, names, checkpoint, rope_tables: Mutex::new(None) };
         let bounds = Bounds::one_sequence(1);
         for weight in &decoder.plan(&Numerics::default(), bounds, 1)?.weights {
             decoder.checkpoint.check(weight)?;
@@ -109,7 +109,7 @@ impl Decoder {
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.plan_with(Decoder::rope_table, rank, numerics, output, bounds, num_pages)
+        self.plan_with(Decoder::rope_tables, rank, numerics, output, bounds, num_pages)
     }
 
     /// As [`Decoder::plan`], without the data of its tables, for what reads sizes alone: the
@@ -121,16 +121,13 @@ impl Decoder {
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        let empty = |decoder: &Decoder, rows| {
-            let cols = decoder.config.rope.rotary_dim;
-            Constant { name: "rope".into(), rows, cols, data: [].into() }
-        };
+        let empty = |decoder: &Decoder, rows| RopeTables::new(&decoder.config, rows, |_| [].into());
         self.plan_with(empty, rank, numerics, PlanOutput::Logits, bounds, num_pages)
     }
 
     fn plan_with(
         &self,
-        rope_table: impl FnOnce(&Decoder, usize) -> Constant,
+        rope_tables: impl FnOnce(&Decoder, usize) -> RopeTables,
         rank: Rank,
         numerics: &Numerics,
         output: PlanOutput,
@@ -139,8 +136,8 @@ impl Decoder {
     ) -> Result<Plan, ModelError> {
         self.check(numerics, bounds)?;
         let shares = Shares::new(self, numerics, rank)?;
-        let rope = rope_table(self, bounds.max_kv_len);
-        Ok(decoder::plan(self, &shares, rope, numerics, output, bounds, num_pages)?)
+        let tables = rope_tables(self, bounds.max_kv_len);
+        Ok(decoder::plan(self, &shares, tables, numerics, output, bounds, num_pages)?)
     }
 
     /// Whether there can be such a plan of this model.
@@ -170,17 +167,57 @@ impl Decoder {
         }
     }
 
-    /// `[max_kv_len, rotary_dim]` cosines and sines.
-    fn rope_table(&self, max_kv_len: usize) -> Constant {
-        let mut last = self.rope_table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    fn rope_tables(&self, max_kv_len: usize) -> RopeTables {
+        let mut last = self.rope_tables.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         match &*last {
-            Some(table) if table.rows == max_kv_len => table.clone(),
+            Some(tables) if tables.max_kv_len == max_kv_len => tables.clone(),
             _ => {
-                let rope = &self.config.rope;
-                let data = rope.table(max_kv_len).into();
-                let (rows, cols) = (max_kv_len, rope.rotary_dim);
-                last.insert(Constant { name: "rope".into(), rows, cols, data }).clone()
+                let data = |(rope, scaling): RopeOf| rope.table(max_kv_len, scaling).into();
+                last.insert(RopeTables::new(&self.config, max_kv_len, data)).clone()
             }
+        }
+    }
+}
+
+/// A rotary embedding, and what Q is scaled by as well.
+type RopeOf<'a> = (&'a Rope, Option<&'a QueryScaling>);
+
+/// `[max_kv_len, rotary_dim]` cosines and sines of a model.
+#[derive(Clone, Debug)]
+struct RopeTables {
+    max_kv_len: usize,
+    /// Tables of K and, unless Q is scaled, of Q, by the index of the [`Rope`].
+    of_keys: Vec<Constant>,
+    /// Tables of a Q that is scaled, likewise; none where it is not.
+    of_queries: Vec<Constant>,
+}
+
+impl RopeTables {
+    fn new(config: &Config, max_kv_len: usize, data: impl Fn(RopeOf) -> Arc<[f32]>) -> Self {
+        // Within the first step Q keeps its length.
+        let scaling = config.query_scaling.as_ref();
+        let scaling =
+            scaling.filter(|scaling| max_kv_len > scaling.original_max_position_embeddings);
+        let table = |name: String, of: RopeOf| Constant {
+            name,
+            rows: max_kv_len,
+            cols: of.0.rotary_dim,
+            data: data(of),
+        };
+        let ropes = || config.ropes.iter().enumerate();
+        let name = |what: &str, index| match index {
+            0 => what.to_owned(),
+            _ => format!("{what}.{index}"),
+        };
+        RopeTables {
+            max_kv_len,
+            of_keys: ropes().map(|(i, rope)| table(name("rope", i), (rope, None))).collect(),
+            of_queries: match scaling {
+                Some(scaling) => ropes()
+                    .map(|(i, rope)| table(name("scaled_rope", i), (rope, Some(scaling))))
+                    .collect(),
+                None => Vec::new(),
+            },
         }
     }
 }

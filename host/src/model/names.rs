@@ -1,6 +1,6 @@
 //! Names of a family's tensors in a checkpoint, and what each packed weight is made of.
 
-use super::{Config, Family};
+use super::{Config, Family, QkNorm};
 
 /// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number;
 /// all of them take `.weight` or `.bias`.
@@ -26,23 +26,30 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The names that the Hugging Face checkpoint of a model of `family` uses. Saved from the decoder alone, as for
-    /// embeddings, they are bare: without `model.`.
-    pub fn hugging_face(family: Family, is_bare: bool) -> &'static Names {
-        match (family, is_bare) {
-            (Family::Phi3, false) => &HF_PHI3,
-            (Family::Phi3, true) => &HF_PHI3_BARE,
-            (_, false) => &HF,
-            (_, true) => &HF_BARE,
-        }
+    /// The names that the Hugging Face checkpoint of a model of `family` uses, which has the tensors that `has` says.
+    /// Saved from the decoder alone, as for embeddings, they are bare: without `model.`.
+    pub fn hugging_face(family: Family, has: impl Fn(&str) -> bool) -> &'static Names {
+        let tables: &'static [Names] = match family {
+            Family::Phi3 => &HF_PHI3,
+            Family::Olmo2 | Family::Olmo3 => &HF_OLMO,
+            Family::Mistral | Family::Ministral3 => &HF_MISTRAL,
+            _ => &HF_LLAMA,
+        };
+        let fits = |table: &&Names| has(&format!("{}.weight", table.embedding));
+        tables.iter().find(fits).unwrap_or(&tables[0])
     }
 
     /// The names that GGUF files of `family` use.
     pub fn gguf(family: Family) -> &'static Names {
         match family {
-            Family::Llama | Family::Mistral => &GGUF_LLAMA,
+            Family::Llama
+            | Family::Mistral
+            | Family::Granite
+            | Family::SmolLm3
+            | Family::Ministral3 => &GGUF_LLAMA,
             Family::Qwen2 | Family::Qwen3 => &GGUF,
             Family::Phi3 => &GGUF_PHI3,
+            Family::Olmo2 | Family::Olmo3 => &GGUF_OLMO,
         }
     }
 
@@ -60,9 +67,13 @@ impl Names {
                 }
             };
             push(self.attention_norm, &[hidden], false);
-            if config.qk_norm {
-                push(self.q_norm, &[head_dim], false);
-                push(self.k_norm, &[head_dim], false);
+            if let Some(over) = config.qk_norm {
+                let widths = match over {
+                    QkNorm::PerHead => [head_dim; 2],
+                    QkNorm::AllHeads => [q_width, kv_width],
+                };
+                push(self.q_norm, &widths[..1], false);
+                push(self.k_norm, &widths[1..], false);
             }
             for (stem, rows) in stacked(self.qkv, &[q_width, kv_width, kv_width]) {
                 push(stem, &[rows, hidden], config.qkv_bias);
@@ -114,9 +125,43 @@ const HF: Names = Names {
 const HF_BARE: Names =
     Names { embedding: "embed_tokens", final_norm: "norm", layers: "layers.", ..HF };
 
-const HF_PHI3: Names = Names { qkv: &["self_attn.qkv_proj"], gate_up: &["mlp.gate_up_proj"], ..HF };
+const HF_LLAMA: [Names; 2] = [HF, HF_BARE];
 
-const HF_PHI3_BARE: Names = Names { qkv: HF_PHI3.qkv, gate_up: HF_PHI3.gate_up, ..HF_BARE };
+const HF_PHI3: [Names; 2] = [phi3(HF), phi3(HF_BARE)];
+
+const HF_OLMO: [Names; 2] = [olmo(HF), olmo(HF_BARE)];
+
+/// The language model of one that takes images is called as it was before transformers 5, and as since.
+const HF_MISTRAL: [Names; 4] = [
+    HF,
+    HF_BARE,
+    Names {
+        embedding: "language_model.model.embed_tokens",
+        final_norm: "language_model.model.norm",
+        lm_head: "language_model.lm_head",
+        layers: "language_model.model.layers.",
+        ..HF
+    },
+    Names {
+        embedding: "model.language_model.embed_tokens",
+        final_norm: "model.language_model.norm",
+        layers: "model.language_model.layers.",
+        ..HF
+    },
+];
+
+const fn phi3(names: Names) -> Names {
+    Names { qkv: &["self_attn.qkv_proj"], gate_up: &["mlp.gate_up_proj"], ..names }
+}
+
+/// The norms are after the branches.
+const fn olmo(names: Names) -> Names {
+    Names {
+        attention_norm: "post_attention_layernorm",
+        mlp_norm: "post_feedforward_layernorm",
+        ..names
+    }
+}
 
 const GGUF: Names = Names {
     embedding: "token_embd",
@@ -135,6 +180,9 @@ const GGUF: Names = Names {
 };
 
 const GGUF_LLAMA: Names = Names { interleaved_rope: true, ..GGUF };
+
+const GGUF_OLMO: Names =
+    Names { attention_norm: "post_attention_norm", mlp_norm: "post_ffw_norm", ..GGUF };
 
 /// `ffn_up` holds the gate's rows, then those of up.
 const GGUF_PHI3: Names = Names { qkv: &["attn_qkv"], gate_up: &["ffn_up"], ..GGUF };

@@ -4,6 +4,7 @@
 //! `position * inv_freq` in f32, then cosine, sine and attention factor. Powers, cosines and sines
 //! are taken in f64 and rounded once, so that a table is the same on every machine.
 
+use super::QueryScaling;
 use rayon::prelude::*;
 use std::f64::consts::PI;
 
@@ -74,14 +75,15 @@ pub enum RopeScaling {
 
 impl Rope {
     /// The table `[max_kv_len, rotary_dim]`: for each position `rotary_dim / 2` cosines, then as
-    /// many sines, both times the attention factor.
-    pub fn table(&self, max_kv_len: usize) -> Vec<f32> {
+    /// many sines, both times the attention factor and that of `scaling`.
+    pub fn table(&self, max_kv_len: usize, scaling: Option<&QueryScaling>) -> Vec<f32> {
         let inv_freq = self.inv_freq(max_kv_len);
         let scale = self.attention_factor() as f32;
         let half = inv_freq.len();
         let mut table = vec![0.0; max_kv_len * self.rotary_dim];
         table.par_chunks_mut(self.rotary_dim).enumerate().for_each(|(position, row)| {
             let (cos, sin) = row.split_at_mut(half);
+            let scale = scale * scaling.map_or(1.0, |scaling| scaling.factor(position) as f32);
             for (i, frequency) in inv_freq.iter().enumerate() {
                 let angle = f64::from(position as f32 * frequency);
                 cos[i] = angle.cos() as f32 * scale;
@@ -287,14 +289,14 @@ mod tests {
         let expected = [(1, 0.3668463), (24, 0.00032258066), (47, 2.0276611e-6)];
         assert_frequencies(&phi3_128k, 4097, &expected);
         // Angle 0: the cosine is the attention factor itself.
-        assert!((phi3_128k.table(1)[0] - 1.190238).abs() < 1e-6);
-        assert_eq!(phi3_128k.table(1)[48], 0.0);
+        assert!((phi3_128k.table(1, None)[0] - 1.190238).abs() < 1e-6);
+        assert_eq!(phi3_128k.table(1, None)[48], 0.0);
     }
 
     #[test]
     fn the_table_matches_transformers() {
         let rope = Rope { theta: 1e4, rotary_dim: 64, scaling: RopeScaling::None };
-        let table = rope.table(2048);
+        let table = rope.table(2048, None);
         assert_eq!(table.len(), 2048 * 64);
         for (position, i, cos, sin) in [
             (0, 9, 1.0, 0.0),

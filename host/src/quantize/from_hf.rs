@@ -7,7 +7,7 @@ use std::path::Path;
 use super::QuantizeError;
 use super::source::{Data, Source, Tensor};
 use crate::loaded::Model;
-use crate::model::{Config, Family, Names, Rope, RopeScaling, yarn_attention_factor};
+use crate::model::{Config, Family, LayerConfig, Names, Rope, RopeScaling, yarn_attention_factor};
 use crate::text::gguf_tokenizer;
 use crate::weights::gguf::{Metadata, Value};
 use gpu_types::Activation;
@@ -26,7 +26,7 @@ pub(super) fn source<'a>(model: &'a Model, dir: &Path) -> Result<Source<'a>, Qua
     let tokenizer = gguf_tokenizer(dir, architecture(config.family), config.vocab_size)?;
     metadata.0.extend(tokenizer);
     let mut tensors = tensors(model);
-    tensors.extend(rope_factors(&config.rope));
+    tensors.extend(rope_factors(full_rope(config)?));
     Ok(Source { metadata, tensors })
 }
 
@@ -36,6 +36,10 @@ fn architecture(family: Family) -> &'static str {
         Family::Qwen2 => "qwen2",
         Family::Qwen3 => "qwen3",
         Family::Phi3 => "phi3",
+        Family::Granite => "granite",
+        Family::SmolLm3 => "smollm3",
+        Family::Olmo2 | Family::Olmo3 => "olmo2",
+        Family::Ministral3 => "mistral3",
     }
 }
 
@@ -50,10 +54,8 @@ pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeErro
     for (key, value) in sizes(config) {
         put(key, value);
     }
-    // llama.cpp wants the key of Phi-3 in any case.
-    let window = window(config)?.or((config.family == Family::Phi3).then_some(0));
-    if let Some(window) = window {
-        put("attention.sliding_window", u32_value(window));
+    for (key, value) in windows(config)?.into_iter().chain(factors(config)) {
+        put(key, value);
     }
     for (key, value) in rope(config)? {
         put(&format!("rope.{key}"), value);
@@ -82,26 +84,83 @@ fn sizes(config: &Config) -> Vec<(&'static str, Value)> {
     counts.map(|(key, count)| (key, u32_value(count))).into_iter().chain([eps]).collect()
 }
 
-/// The sliding window, if the model has one: the same in every layer.
-fn window(config: &Config) -> Result<Option<usize>, QuantizeError> {
-    let first = config.windows[0];
-    if config.windows.iter().any(|window| *window != first) {
-        return Err(QuantizeError::NoKey("sliding windows that differ between its layers"));
-    }
+/// The sliding window, if the model has one: the same in every layer, or in those of OLMo that a list
+/// names.
+fn windows(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
+    const WINDOW: &str = "attention.sliding_window";
+    let of_layers = || config.layers.iter().map(|layer| layer.window);
+    let Some(window) = of_layers().flatten().next() else {
+        // llama.cpp wants the key of Phi-3 in any case.
+        let is_phi3 = config.family == Family::Phi3;
+        return Ok(is_phi3.then(|| (WINDOW, u32_value(0))).into_iter().collect());
+    };
+    let differ = of_layers().any(|other| other != Some(window));
     match config.family {
-        Family::Qwen2 | Family::Qwen3 if first.is_some() => {
-            Err(QuantizeError::NoKey("a sliding window in a family that has none in GGUF"))
+        Family::Olmo2 | Family::Olmo3 => {
+            let slides = of_layers().map(|window| Value::Bool(window.is_some())).collect();
+            let pattern = "attention.sliding_window_pattern";
+            Ok(vec![(WINDOW, u32_value(window)), (pattern, Value::Array(slides))])
         }
-        _ => Ok(first),
+        _ if differ => Err(QuantizeError::NoKey("sliding windows that differ between its layers")),
+        Family::Llama | Family::Mistral | Family::Phi3 => Ok(vec![(WINDOW, u32_value(window))]),
+        _ => Err(QuantizeError::NoKey("a sliding window in a family that has none in GGUF")),
+    }
+}
+
+/// What activations are multiplied by.
+fn factors(config: &Config) -> Vec<(&'static str, Value)> {
+    let number = |number: f64| Value::F32(number as f32);
+    let mut pairs = Vec::new();
+    if config.family == Family::Granite {
+        pairs.extend([
+            ("attention.scale", number(config.softmax_scale)),
+            ("embedding_scale", number(config.embedding_multiplier)),
+            ("residual_scale", number(config.residual_multiplier)),
+            ("logit_scale", number(config.logits_scaling)),
+        ]);
+    }
+    let scaling = config.query_scaling;
+    pairs.extend(scaling.map(|scaling| ("attention.temperature_scale", number(scaling.beta))));
+    pairs
+}
+
+/// The rotary embedding of the layers that attend to everything: those with a window have one
+/// without scaling, where the two differ.
+fn full_rope(config: &Config) -> Result<&Rope, QuantizeError> {
+    let of_layers = |slides: bool| {
+        let layers = config.layers.iter().filter(move |layer| layer.window.is_some() == slides);
+        layers.filter_map(|layer| layer.rope).next()
+    };
+    let index = of_layers(false).or(of_layers(true));
+    index.map(|index| &config.ropes[index]).ok_or(QuantizeError::NoKey("no RoPE in any layer"))
+}
+
+/// SmolLM3 rotates all but every fourth layer, the others all.
+fn check_rotated_layers(config: &Config) -> Result<(), QuantizeError> {
+    let is_smollm3 = config.family == Family::SmolLm3;
+    let rotates = |(index, layer): (usize, &LayerConfig)| {
+        layer.rope.is_some() != (is_smollm3 && index % 4 == 3)
+    };
+    match config.layers.iter().enumerate().all(rotates) {
+        true => Ok(()),
+        false => Err(QuantizeError::NoKey("layers without RoPE other than every fourth")),
     }
 }
 
 fn rope(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
-    let Rope { theta, rotary_dim, scaling } = &config.rope;
+    check_rotated_layers(config)?;
+    let full = full_rope(config)?;
+    let Rope { theta, rotary_dim, scaling } = full;
     let mut pairs =
         vec![("dimension_count", u32_value(*rotary_dim)), ("freq_base", Value::F32(*theta as f32))];
     let text = |text: &str| Value::String(text.to_owned());
     let number = |number: f64| Value::F32(number as f32);
+    if let Some(sliding) = config.ropes.iter().find(|rope| *rope != full) {
+        if sliding.scaling != RopeScaling::None {
+            return Err(QuantizeError::NoKey("a scaled RoPE in layers with a window"));
+        }
+        pairs.push(("freq_base_swa", number(sliding.theta)));
+    }
     match scaling {
         RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => {}
         RopeScaling::Linear { factor } => {

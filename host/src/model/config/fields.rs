@@ -129,6 +129,16 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// A list of true and false, or of numbers that are not 0 and 0.
+    pub fn flags(&self, field: &str) -> Result<Option<Vec<bool>>, ConfigError> {
+        let flag = |item: &Value| item.as_bool().or_else(|| Some(item.as_i64()? != 0));
+        self.read(
+            field,
+            || "a list of flags".into(),
+            |value| value.as_array()?.iter().map(flag).collect(),
+        )
+    }
+
     pub fn required_numbers(&self, field: &str) -> Result<Vec<f32>, ConfigError> {
         let expected = || "a list of numbers".into();
         let numbers = self.read(field, expected, |value| {
@@ -185,8 +195,10 @@ fn from_gguf(value: &gguf::Value) -> Value {
         gguf::Value::F64(number) => float(*number),
         gguf::Value::Bool(flag) => Value::Bool(*flag),
         gguf::Value::String(text) => Value::String(text.clone()),
-        // No field of a configuration is an array that is read: those of per-layer sizes are
-        // errors.
+        gguf::Value::Array(values) if matches!(values[..], [gguf::Value::Bool(_), ..]) => {
+            Value::Array(values.iter().map(from_gguf).collect())
+        }
+        // No other array is read: those of per-layer sizes are errors.
         gguf::Value::Array(values) => Value::String(format!("array of {}", values.len())),
         integer => integer.as_u64().map_or_else(|| Value::from(-1), Value::from),
     }

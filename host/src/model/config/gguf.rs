@@ -4,7 +4,11 @@
 //! <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
 use super::fields::{Fields, POSITIVE};
-use super::{Config, ConfigError, Family, range};
+use super::hf_layers::{every_but_last_of, index_of};
+use super::{
+    Config, ConfigError, Family, LayerConfig, MULTIPLIER, NormPlacement, QkNorm, QueryScaling,
+    range,
+};
 use crate::model::names::Names;
 use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
 use crate::weights::{Checkpoint, WeightsError, gguf};
@@ -59,11 +63,10 @@ impl Config {
             return Err(fields.invalid("attention.value_length", expected));
         }
         let max_position_embeddings = fields.required_count("context_length", range::POSITIONS)?;
-        let num_layers = fields.required_count("block_count", range::NUM_LAYERS)?;
-        let window = match family {
-            Family::Qwen2 | Family::Qwen3 => None,
-            _ => fields.count("attention.sliding_window", 0..=*range::POSITIONS.end())?,
-        };
+        let rope = rope(&fields, tensors, head_dim, max_position_embeddings)?;
+        let query_scaling = query_scaling(&fields, family, max_position_embeddings)?;
+        let (layers, ropes) = layers(&fields, family, &rope)?;
+        let multiplier = |key| multiplier(&fields, family, key);
         let has_bias =
             |stem: &str| tensors.shape(&format!("{}.bias", names.in_layer(0, stem))).is_some();
         Config {
@@ -85,12 +88,111 @@ impl Config {
             qkv_bias: family == Family::Qwen2 || has_bias(names.qkv[0]),
             attention_out_bias: has_bias(names.attention_out),
             mlp_bias: has_bias(names.down),
-            qk_norm: family == Family::Qwen3,
-            windows: vec![window.filter(|window| *window > 0); num_layers],
-            rope: rope(&fields, tensors, head_dim, max_position_embeddings)?,
+            qk_norm: QkNorm::of(family),
+            norms: NormPlacement::of(family),
+            embedding_multiplier: multiplier("embedding_scale")?.unwrap_or(1.0),
+            residual_multiplier: multiplier("residual_scale")?.unwrap_or(1.0),
+            softmax_scale: multiplier("attention.scale")?
+                .unwrap_or_else(|| (head_dim as f64).powf(-0.5)),
+            logits_scaling: multiplier("logit_scale")?.unwrap_or(1.0),
+            query_scaling,
+            layers,
+            ropes,
         }
         .checked()
     }
+}
+
+/// A factor of a family that has them; 0 stands for none.
+fn multiplier(fields: &Fields, family: Family, key: &str) -> Result<Option<f64>, ConfigError> {
+    if family != Family::Granite {
+        return Ok(None);
+    }
+    let factor = fields.number(key, 0.0..=*MULTIPLIER.end())?.filter(|factor| *factor > 0.0);
+    match factor {
+        Some(factor) if !MULTIPLIER.contains(&factor) => {
+            Err(fields.invalid(key, format!("a number from {:e} on", MULTIPLIER.start())))
+        }
+        factor => Ok(factor),
+    }
+}
+
+/// By what Q grows with its position, in steps of the training's context.
+fn query_scaling(
+    fields: &Fields,
+    family: Family,
+    max_position_embeddings: usize,
+) -> Result<Option<QueryScaling>, ConfigError> {
+    const BETA: &str = "attention.temperature_scale";
+    if family != Family::Ministral3 {
+        return Ok(None);
+    }
+    let beta = fields.number(BETA, 0.0..=*MULTIPLIER.end())?.filter(|beta| *beta > 0.0);
+    let original_max_position_embeddings = original(fields, max_position_embeddings)?;
+    Ok(beta.map(|beta| QueryScaling { beta, original_max_position_embeddings }))
+}
+
+/// Every layer, and the rotary embeddings that they use: `rope`, but for layers with a window
+/// unscaled.
+fn layers(
+    fields: &Fields,
+    family: Family,
+    rope: &Rope,
+) -> Result<(Vec<LayerConfig>, Vec<Rope>), ConfigError> {
+    let num_layers = fields.required_count("block_count", range::NUM_LAYERS)?;
+    let window = match family {
+        Family::Llama | Family::Mistral | Family::Phi3 | Family::Olmo2 | Family::Olmo3 => {
+            fields.count("attention.sliding_window", 0..=*range::POSITIONS.end())?
+        }
+        _ => None,
+    };
+    let window = window.filter(|window| *window > 0);
+    let is_olmo = matches!(family, Family::Olmo2 | Family::Olmo3);
+    let slides = match is_olmo && window.is_some() {
+        true => sliding_layers(fields, num_layers)?,
+        false => vec![true; num_layers],
+    };
+    let rotates = match family {
+        // llama.cpp knows them by the architecture.
+        Family::SmolLm3 => every_but_last_of(4, num_layers),
+        Family::Granite => vec![fields.flag("rope.scaling.finetuned", true)?; num_layers],
+        _ => vec![true; num_layers],
+    };
+    let sliding = match is_olmo {
+        true => {
+            let theta = fields.number("rope.freq_base_swa", super::THETA)?.unwrap_or(rope.theta);
+            Rope { theta, scaling: RopeScaling::None, ..rope.clone() }
+        }
+        false => rope.clone(),
+    };
+    let mut ropes = Vec::new();
+    let layer = |(slides, rotates): (bool, bool)| {
+        let window = window.filter(|_| slides);
+        let rope = if window.is_some() { &sliding } else { rope };
+        LayerConfig { window, rope: rotates.then(|| index_of(&mut ropes, rope)) }
+    };
+    let layers = slides.into_iter().zip(rotates).map(layer).collect();
+    Ok((layers, ropes))
+}
+
+/// Which layers have a window: a list, or the period of those that have none.
+fn sliding_layers(fields: &Fields, num_layers: usize) -> Result<Vec<bool>, ConfigError> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    if let Ok(Some(period)) = fields.count(KEY, 1..=usize::MAX) {
+        return Ok(every_but_last_of(period, num_layers));
+    }
+    match fields.flags(KEY)? {
+        Some(flags) if flags.len() == num_layers => Ok(flags),
+        Some(_) => Err(fields.invalid(KEY, format!("{num_layers} layers are needed"))),
+        None => Ok(every_but_last_of(4, num_layers)),
+    }
+}
+
+/// The context of the training.
+fn original(fields: &Fields, max_position_embeddings: usize) -> Result<usize, ConfigError> {
+    let key = "rope.scaling.original_context_length";
+    let original = fields.count(key, 2..=*range::POSITIONS.end())?;
+    Ok(original.unwrap_or(max_position_embeddings))
 }
 
 /// Rows of the embedding: the metadata names the vocabulary's size only sometimes.
@@ -121,9 +223,7 @@ fn rope(
             Err(ConfigError::invalid(name, format!("of shape {shape:?}"), expected))
         }
     };
-    let original = fields
-        .count("rope.scaling.original_context_length", 2..=*range::POSITIONS.end())?
-        .unwrap_or(max_position_embeddings);
+    let original = original(fields, max_position_embeddings)?;
     let scaling = if let Some(factors) = factors("rope_freqs.weight")? {
         RopeScaling::Factors(factors)
     } else if let Some(long_factor) = factors("rope_factors_long.weight")? {
@@ -158,10 +258,12 @@ fn scaling(fields: &Fields, original: usize) -> Result<RopeScaling, ConfigError>
         "linear" => Ok(RopeScaling::Linear { factor }),
         "yarn" => {
             let attn_factor = fields.number("rope.scaling.attn_factor", POSITIVE)?.unwrap_or(1.0);
+            let log_multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0..=1e3)?;
             let beta = |field| fields.number(field, POSITIVE);
             Ok(RopeScaling::Yarn {
                 factor,
-                attention_factor: attn_factor * yarn_attention_factor(factor, 0.0, 0.0),
+                attention_factor: attn_factor
+                    * yarn_attention_factor(factor, 1.0, log_multiplier.unwrap_or(0.0)),
                 beta_fast: beta("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
                 beta_slow: beta("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
                 truncate: true,

@@ -1,7 +1,9 @@
 //! The configuration from config.json, with the defaults of transformers' config classes.
 
 use super::fields::{Fields, POSITIVE};
-use super::{Config, ConfigError, Family, range, rope_hf};
+use super::{
+    Config, ConfigError, Family, MULTIPLIER, NormPlacement, QkNorm, hf_layers, range, rope_hf,
+};
 use gpu_types::Activation;
 use serde_json::Value;
 
@@ -11,6 +13,8 @@ struct Defaults {
     head_dim: Option<usize>,
     rms_norm_eps: f64,
     sliding_window: Option<usize>,
+    rope_theta: f64,
+    tie_word_embeddings: bool,
 }
 
 impl Defaults {
@@ -20,9 +24,11 @@ impl Defaults {
             head_dim: None,
             rms_norm_eps: 1e-6,
             sliding_window: None,
+            rope_theta: 10_000.0,
+            tie_word_embeddings: false,
         };
         match family {
-            Family::Llama => BASE,
+            Family::Llama | Family::Granite => BASE,
             Family::Mistral => {
                 Defaults { num_kv_heads: Some(8), sliding_window: Some(4096), ..BASE }
             }
@@ -35,10 +41,30 @@ impl Defaults {
                 sliding_window: Some(4096),
                 ..BASE
             },
-            Family::Phi3 => Defaults { rms_norm_eps: 1e-5, ..BASE },
+            Family::Phi3 | Family::Olmo2 => Defaults { rms_norm_eps: 1e-5, ..BASE },
+            Family::Olmo3 => Defaults {
+                rms_norm_eps: 1e-5,
+                sliding_window: Some(4096),
+                rope_theta: 500_000.0,
+                ..BASE
+            },
+            Family::SmolLm3 => Defaults {
+                num_kv_heads: Some(4),
+                rope_theta: 2_000_000.0,
+                tie_word_embeddings: true,
+                ..BASE
+            },
+            Family::Ministral3 => {
+                Defaults { num_kv_heads: Some(8), head_dim: Some(128), rms_norm_eps: 1e-5, ..BASE }
+            }
         }
     }
 }
+
+/// Families whose attention, or MLP, has a bias if config.json says so.
+const ATTENTION_BIAS: [Family; 6] =
+    [Family::Llama, Family::Qwen3, Family::Granite, Family::SmolLm3, Family::Olmo2, Family::Olmo3];
+const MLP_BIAS: [Family; 3] = [Family::Llama, Family::Granite, Family::SmolLm3];
 
 impl Config {
     /// The configuration in the text of a config.json, parsed.
@@ -50,7 +76,13 @@ impl Config {
         let object = json.as_object().ok_or_else(|| {
             ConfigError::invalid("config.json", json, "it must hold an object of fields")
         })?;
-        let fields = Fields::json(object);
+        let all = Fields::json(object);
+        // The language model of one that takes images too.
+        let nested = match all.required_text("model_type")?.as_str() {
+            "mistral3" => all.object("text_config")?,
+            _ => None,
+        };
+        let fields = nested.unwrap_or(all);
         let family = Family::from_name(&fields.required_text("model_type")?)?;
         let defaults = Defaults::of(family);
 
@@ -73,11 +105,24 @@ impl Config {
             })?,
             None => Activation::Silu,
         };
-        let flag = |field| fields.flag(field, false);
-        let attention_bias =
-            matches!(family, Family::Llama | Family::Qwen3) && flag("attention_bias")?;
+        let has_bias = |field, families: &[Family]| match families.contains(&family) {
+            true => fields.flag(field, false),
+            false => Ok(false),
+        };
+        let attention_bias = has_bias("attention_bias", &ATTENTION_BIAS)?;
         let max_position_embeddings =
             fields.required_count("max_position_embeddings", range::POSITIONS)?;
+        let default_rope = rope_hf::Defaults { theta: defaults.rope_theta, head_dim };
+        let rope = rope_hf::rope(&fields, family, default_rope, max_position_embeddings)?;
+        let (layers, ropes) =
+            hf_layers::layers(&fields, family, defaults.sliding_window, &rope.of_type)?;
+        // transformers' class has 1 for each of them.
+        let multiplier = |field| match family {
+            Family::Granite => fields.number(field, MULTIPLIER).map(|factor| factor.unwrap_or(1.0)),
+            _ => Ok(1.0),
+        };
+        let default = defaults.tie_word_embeddings || nested.is_some();
+        let tied = all.flag("tie_word_embeddings", default)?;
         Config {
             family,
             vocab_size: fields.required_count("vocab_size", range::VOCAB_SIZE)?,
@@ -91,61 +136,23 @@ impl Config {
             max_position_embeddings,
             rms_norm_eps: fields.number("rms_norm_eps", POSITIVE)?.unwrap_or(defaults.rms_norm_eps)
                 as f32,
-            tie_word_embeddings: flag("tie_word_embeddings")?,
+            tie_word_embeddings: fields.flag("tie_word_embeddings", tied)?,
             qkv_bias: family == Family::Qwen2 || attention_bias,
             attention_out_bias: attention_bias,
-            mlp_bias: family == Family::Llama && flag("mlp_bias")?,
-            qk_norm: family == Family::Qwen3,
-            windows: windows(&fields, family, defaults.sliding_window)?,
-            rope: rope_hf::rope(&fields, family, head_dim, max_position_embeddings)?,
+            mlp_bias: has_bias("mlp_bias", &MLP_BIAS)?,
+            qk_norm: QkNorm::of(family),
+            norms: NormPlacement::of(family),
+            embedding_multiplier: multiplier("embedding_multiplier")?,
+            residual_multiplier: multiplier("residual_multiplier")?,
+            softmax_scale: match family {
+                Family::Granite => multiplier("attention_multiplier")?,
+                _ => (head_dim as f64).powf(-0.5),
+            },
+            logits_scaling: multiplier("logits_scaling")?,
+            query_scaling: rope.query_scaling,
+            layers,
+            ropes,
         }
         .checked()
     }
-}
-
-/// The sliding window of each layer.
-fn windows(
-    fields: &Fields,
-    family: Family,
-    default: Option<usize>,
-) -> Result<Vec<Option<usize>>, ConfigError> {
-    let num_layers = fields.required_count("num_hidden_layers", range::NUM_LAYERS)?;
-    let in_use = match family {
-        Family::Llama => false,
-        Family::Mistral | Family::Phi3 => true,
-        Family::Qwen2 | Family::Qwen3 => fields.flag("use_sliding_window", false)?,
-    };
-    // Left out, it is the class's default; null stands for no window.
-    let window = match fields.has("sliding_window") {
-        _ if !in_use => None,
-        true => fields.count("sliding_window", range::POSITIONS)?,
-        false => default,
-    };
-    // With this field transformers takes Mistral for Ministral, whose layers differ; Llama and
-    // Phi-3 do not read it.
-    let layer_types = match family {
-        Family::Llama | Family::Phi3 => None,
-        Family::Mistral | Family::Qwen2 | Family::Qwen3 => fields.texts("layer_types")?,
-    };
-    let Some(layer_types) = layer_types else {
-        let first = match family {
-            Family::Qwen2 | Family::Qwen3 => {
-                fields.count("max_window_layers", 0..=usize::MAX)?.unwrap_or(28)
-            }
-            _ => 0,
-        };
-        return Ok((0..num_layers).map(|layer| window.filter(|_| layer >= first)).collect());
-    };
-    if layer_types.len() != num_layers {
-        return Err(fields.invalid("layer_types", format!("{num_layers} layers are needed")));
-    }
-    let of_type = |layer_type: &String| match (layer_type.as_str(), window) {
-        ("full_attention", _) => Ok(None),
-        ("sliding_attention", Some(window)) => Ok(Some(window)),
-        ("sliding_attention", None) => {
-            Err(fields.invalid("layer_types", "a sliding layer needs `sliding_window`, in use"))
-        }
-        _ => Err(fields.invalid("layer_types", "full_attention and sliding_attention are known")),
-    };
-    layer_types.iter().map(of_type).collect()
 }

@@ -3,9 +3,13 @@
 mod fields;
 mod gguf;
 mod hf;
+mod hf_layers;
+mod layer;
 mod rope_hf;
 #[cfg(test)]
 mod tests;
+
+pub use layer::{LayerConfig, NormPlacement, QkNorm, QueryScaling};
 
 use super::rope::{Rope, RopeScaling};
 use crate::weights::WeightsError;
@@ -21,16 +25,29 @@ pub enum Family {
     Qwen2,
     Qwen3,
     Phi3,
+    Granite,
+    SmolLm3,
+    Olmo2,
+    Olmo3,
+    Ministral3,
 }
 
 impl Family {
-    /// Every family, by the name that `model_type` and `general.architecture` have for it.
-    pub const ALL: [(&'static str, Family); 5] = [
+    /// Every family, by the names that `model_type` and `general.architecture` have for it.
+    pub const ALL: [(&'static str, Family); 11] = [
         ("llama", Family::Llama),
         ("mistral", Family::Mistral),
         ("qwen2", Family::Qwen2),
         ("qwen3", Family::Qwen3),
         ("phi3", Family::Phi3),
+        ("granite", Family::Granite),
+        ("smollm3", Family::SmolLm3),
+        // Of OLMo 3 too, in GGUF.
+        ("olmo2", Family::Olmo2),
+        ("olmo3", Family::Olmo3),
+        ("ministral3", Family::Ministral3),
+        // As GGUF calls it.
+        ("mistral3", Family::Ministral3),
     ];
 
     /// The family called `name`.
@@ -77,12 +94,25 @@ pub struct Config {
     pub attention_out_bias: bool,
     /// Whether gate, up and down have a bias.
     pub mlp_bias: bool,
-    /// Whether each head of Q and K is normalised before RoPE.
-    pub qk_norm: bool,
-    /// The sliding window of each layer, in positions.
-    pub windows: Vec<Option<usize>>,
-    /// The rotary embedding.
-    pub rope: Rope,
+    /// How Q and K are normalised before RoPE, if they are.
+    pub qk_norm: Option<QkNorm>,
+    /// Where a branch of a layer has its norm.
+    pub norms: NormPlacement,
+    /// Multiplies the rows of the embedding.
+    pub embedding_multiplier: f64,
+    /// Multiplies what attention and MLP add to the residual stream; 1 unless the norms are before
+    /// them.
+    pub residual_multiplier: f64,
+    /// Multiplies the scores of attention.
+    pub softmax_scale: f64,
+    /// Divides the logits.
+    pub logits_scaling: f64,
+    /// By what Q grows with its position, if it does.
+    pub query_scaling: Option<QueryScaling>,
+    /// What each layer has of its own.
+    pub layers: Vec<LayerConfig>,
+    /// The rotary embeddings, which layers refer to.
+    pub ropes: Vec<Rope>,
 }
 
 impl Config {
@@ -94,14 +124,11 @@ impl Config {
 
     /// Layers.
     pub fn num_layers(&self) -> usize {
-        self.windows.len()
+        self.layers.len()
     }
 
     /// Checks what single fields cannot show.
     fn checked(self) -> Result<Self, ConfigError> {
-        let must = |right: bool, field: &str, value: String, expected: &str| {
-            if right { Ok(()) } else { Err(ConfigError::invalid(field, value, expected)) }
-        };
         let Config { num_heads, num_kv_heads, head_dim, .. } = self;
         must(
             num_heads.is_multiple_of(num_kv_heads),
@@ -115,7 +142,12 @@ impl Config {
             head_dim.to_string(),
             "it must be even, from 2 to 256",
         )?;
-        let rotary_dim = self.rope.rotary_dim;
+        self.ropes.iter().try_for_each(|rope| self.check_rope(rope))?;
+        Ok(self)
+    }
+
+    fn check_rope(&self, rope: &Rope) -> Result<(), ConfigError> {
+        let (head_dim, rotary_dim) = (self.head_dim, rope.rotary_dim);
         must(
             rotary_dim.is_multiple_of(2) && (2..=head_dim).contains(&rotary_dim),
             "rotary dimensions",
@@ -128,7 +160,7 @@ impl Config {
             rotary_dim.to_string(),
             &format!("this family rotates whole heads ({head_dim})"),
         )?;
-        let factors: &[(&str, &[f32])] = match &self.rope.scaling {
+        let factors: &[(&str, &[f32])] = match &rope.scaling {
             RopeScaling::LongRope { short_factor, long_factor, .. } => {
                 &[("short_factor", short_factor), ("long_factor", long_factor)]
             }
@@ -146,8 +178,12 @@ impl Config {
                 must(false, field, bad.to_string(), "every factor must be positive")?;
             }
         }
-        Ok(self)
+        Ok(())
     }
+}
+
+fn must(right: bool, field: &str, value: String, expected: &str) -> Result<(), ConfigError> {
+    if right { Ok(()) } else { Err(ConfigError::invalid(field, value, expected)) }
 }
 
 /// What can be wrong with a configuration.
@@ -205,6 +241,9 @@ fn shown(value: &str) -> String {
 
 /// Bases of rotary frequencies: above 1, so that their logarithm is positive.
 const THETA: RangeInclusive<f64> = 1.000_001..=f32::MAX as f64;
+
+/// Factors of activations: what f32 and 16 bits have room for.
+const MULTIPLIER: RangeInclusive<f64> = 1e-6..=1e6;
 
 /// The range of each count that a file may give.
 mod range {

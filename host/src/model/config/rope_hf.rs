@@ -2,62 +2,112 @@
 //! new one (`rope_parameters`, which may be nested by layer type).
 
 use super::fields::{Fields, POSITIVE};
-use super::{ConfigError, Family, THETA, range};
+use super::{ConfigError, Family, MULTIPLIER, QueryScaling, THETA, range};
 use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
 use std::ops::RangeInclusive;
 
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// The rotary embedding that config.json describes.
+/// What the rotary embedding is where config.json says nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Defaults {
+    pub theta: f64,
+    pub head_dim: usize,
+}
+
+/// What config.json says of positions.
+pub(super) struct Positions {
+    pub of_type: RopeOfType,
+    pub query_scaling: Option<QueryScaling>,
+}
+
+/// The rotary embeddings of layers without a window, and of those with one.
+pub(super) struct RopeOfType {
+    pub full: Rope,
+    pub sliding: Rope,
+}
+
+impl RopeOfType {
+    fn both(rope: Rope) -> Self {
+        RopeOfType { full: rope.clone(), sliding: rope }
+    }
+}
+
+/// The rotary embeddings that config.json describes.
 pub(super) fn rope(
     config: &Fields,
     family: Family,
-    head_dim: usize,
+    default: Defaults,
     max_position_embeddings: usize,
-) -> Result<Rope, ConfigError> {
+) -> Result<Positions, ConfigError> {
     let parameters = match config.object("rope_scaling")? {
         Some(scaling) if !scaling.is_empty() => Some(scaling),
         _ => config.object("rope_parameters")?,
     };
     let reader =
-        |parameters| Reader { config, parameters, family, head_dim, max_position_embeddings };
-    let Some(parameters) = parameters else { return reader(None).rope() };
-
-    let mut by_layer_type = Vec::new();
-    for layer_type in LAYER_TYPES {
-        if let Some(nested) = parameters.object(layer_type)? {
-            by_layer_type.push(reader(Some(nested)).rope()?);
+        |parameters| Reader { config, parameters, family, default, max_position_embeddings };
+    // Its class has a scaling for want of another; no published model relies on it.
+    if family == Family::Ministral3 && parameters.is_none() {
+        return Err(ConfigError::Missing { field: "rope_parameters".into() });
+    }
+    let query_scaling = reader(parameters).query_scaling()?;
+    let nested = |layer_type| {
+        let nested = parameters.map(|p| p.object(layer_type)).transpose()?.flatten();
+        nested.map(|nested| reader(Some(nested)).rope()).transpose()
+    };
+    let of_type = match (nested(LAYER_TYPES[0])?, nested(LAYER_TYPES[1])?) {
+        (None, None) => {
+            let full = reader(parameters).rope()?;
+            match family {
+                // The scaling is that of full attention.
+                Family::Olmo3 => RopeOfType {
+                    sliding: Rope { scaling: RopeScaling::None, ..full.clone() },
+                    full,
+                },
+                _ => RopeOfType::both(full),
+            }
         }
-    }
-    match by_layer_type.as_slice() {
-        [] => reader(Some(parameters)).rope(),
-        [rope, rest @ ..] if rest.iter().all(|other| other == rope) => Ok(rope.clone()),
-        _ => Err(parameters.invalid(
-            LAYER_TYPES[0],
-            "rotary embeddings that differ between layers are not supported",
-        )),
-    }
+        (Some(full), Some(sliding)) if family == Family::Olmo3 || full == sliding => {
+            RopeOfType { full, sliding }
+        }
+        (Some(rope), None) | (None, Some(rope)) => RopeOfType::both(rope),
+        (Some(_), Some(_)) => {
+            let why = "rotary embeddings that differ between layers are not those of this family";
+            return Err(ConfigError::invalid(LAYER_TYPES[0], "another than the other", why));
+        }
+    };
+    Ok(Positions { of_type, query_scaling })
 }
 
 struct Reader<'a> {
     config: &'a Fields<'a>,
     parameters: Option<Fields<'a>>,
     family: Family,
-    head_dim: usize,
+    default: Defaults,
     max_position_embeddings: usize,
 }
 
 impl Reader<'_> {
     fn rope(&self) -> Result<Rope, ConfigError> {
-        let theta = self.either("rope_theta", THETA)?.unwrap_or(10_000.0);
+        let theta = self.either("rope_theta", THETA)?.unwrap_or(self.default.theta);
         let scaling = self.scaling()?;
         let part = self.either("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(1.0);
         // Unscaled frequencies are a matter of each family in transformers, and Phi-3 alone reads
         // it for them.
         let is_read = self.family == Family::Phi3 || scaling != RopeScaling::None;
-        let rotary_dim =
-            if is_read { (self.head_dim as f64 * part) as usize } else { self.head_dim };
+        let head_dim = self.default.head_dim;
+        let rotary_dim = if is_read { (head_dim as f64 * part) as usize } else { head_dim };
         Ok(Rope { theta, rotary_dim, scaling })
+    }
+
+    fn query_scaling(&self) -> Result<Option<QueryScaling>, ConfigError> {
+        let (Family::Ministral3, Some(p)) = (self.family, &self.parameters) else {
+            return Ok(None);
+        };
+        let beta = p.number("llama_4_scaling_beta", 0.0..=*MULTIPLIER.end())?;
+        let Some(beta) = beta.filter(|beta| *beta > 0.0) else { return Ok(None) };
+        let original_max_position_embeddings = self.original_max_position_embeddings(p)?;
+        Ok(Some(QueryScaling { beta, original_max_position_embeddings }))
     }
 
     /// A number among the parameters or, failing that, at the top of the configuration.

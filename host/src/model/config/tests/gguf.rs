@@ -1,4 +1,5 @@
-use crate::model::config::{Config, Family, gguf::Tensors};
+use super::windows_of;
+use crate::model::config::{Config, Family, QkNorm, gguf::Tensors};
 use crate::model::rope::RopeScaling;
 use crate::weights::WeightsError;
 use crate::weights::gguf::{Metadata, Value};
@@ -43,7 +44,7 @@ fn metadata(architecture: &str) -> Metadata {
     metadata
 }
 
-fn with(architecture: &str, more: &[(&str, Value)]) -> Metadata {
+pub fn with(architecture: &str, more: &[(&str, Value)]) -> Metadata {
     let mut metadata = metadata(architecture);
     for (key, value) in more {
         metadata.0.insert(format!("{architecture}.{key}"), value.clone());
@@ -51,7 +52,7 @@ fn with(architecture: &str, more: &[(&str, Value)]) -> Metadata {
     metadata
 }
 
-fn read(metadata: &Metadata, more: &[(&'static str, &[usize])]) -> Config {
+pub fn read(metadata: &Metadata, more: &[(&'static str, &[usize])]) -> Config {
     Config::from_gguf(metadata, &tensors(more)).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -60,8 +61,8 @@ fn reads_metadata_and_tensors() {
     let config = read(&metadata("llama"), &[]);
     assert_eq!((config.family, config.num_layers(), config.head_dim), (Family::Llama, 30, 64));
     assert_eq!((config.vocab_size, config.rms_norm_eps), (49152, 1e-5));
-    assert_eq!((config.rope.theta, &config.rope.scaling), (100_000.0, &RopeScaling::None));
-    assert!(config.tie_word_embeddings && !config.qkv_bias && !config.qk_norm);
+    assert_eq!((config.ropes[0].theta, &config.ropes[0].scaling), (100_000.0, &RopeScaling::None));
+    assert!(config.tie_word_embeddings && !config.qkv_bias && config.qk_norm.is_none());
 
     let untied = read(&metadata("llama"), &[("output.weight", &[49152, 576])]);
     assert!(!untied.tie_word_embeddings);
@@ -72,17 +73,17 @@ fn reads_metadata_and_tensors() {
     let lengths =
         [("attention.key_length", Value::U32(128)), ("rope.dimension_count", Value::U32(128))];
     let qwen3 = read(&with("qwen3", &lengths), &[]);
-    assert!(qwen3.qk_norm && qwen3.head_dim == 128);
+    assert!(qwen3.qk_norm == Some(QkNorm::PerHead) && qwen3.head_dim == 128);
 
     let windowed = |window| [("attention.sliding_window", Value::U32(window))];
-    assert_eq!(read(&with("phi3", &windowed(2047)), &[]).windows, [Some(2047); 30]);
-    assert_eq!(read(&with("phi3", &windowed(0)), &[]).windows, [None; 30]);
+    assert_eq!(windows_of(&read(&with("phi3", &windowed(2047)), &[])), [Some(2047); 30]);
+    assert_eq!(windows_of(&read(&with("phi3", &windowed(0)), &[])), [None; 30]);
 }
 
 #[test]
 fn reads_rope_scaling() {
     let frequencies = read(&metadata("llama"), &[("rope_freqs.weight", &[32])]);
-    assert_eq!(frequencies.rope.scaling, RopeScaling::Factors(vec![2.0; 32]));
+    assert_eq!(frequencies.ropes[0].scaling, RopeScaling::Factors(vec![2.0; 32]));
 
     let factors: [(&str, &[usize]); 2] =
         [("rope_factors_long.weight", &[32]), ("rope_factors_short.weight", &[32])];
@@ -96,18 +97,18 @@ fn reads_rope_scaling() {
         attention_factor: 1.25,
         original_max_position_embeddings: 4096,
     };
-    assert_eq!(read(&with("phi3", &keys), &factors).rope.scaling, longrope);
+    assert_eq!(read(&with("phi3", &keys), &factors).ropes[0].scaling, longrope);
 
     let scaled = |kind: &str| {
         let kind = Value::String(kind.into());
         with("llama", &[("rope.scaling.type", kind), ("rope.scaling.factor", Value::F32(4.0))])
     };
     let linear = RopeScaling::Linear { factor: 4.0 };
-    assert_eq!(read(&scaled("linear"), &[]).rope.scaling, linear);
+    assert_eq!(read(&scaled("linear"), &[]).ropes[0].scaling, linear);
     let old = with("llama", &[("rope.scale_linear", Value::F32(4.0))]);
-    assert_eq!(read(&old, &[]).rope.scaling, linear);
-    assert_eq!(read(&scaled("none"), &[]).rope.scaling, RopeScaling::None);
-    let yarn = read(&scaled("yarn"), &[]).rope.scaling;
+    assert_eq!(read(&old, &[]).ropes[0].scaling, linear);
+    assert_eq!(read(&scaled("none"), &[]).ropes[0].scaling, RopeScaling::None);
+    let yarn = read(&scaled("yarn"), &[]).ropes[0].scaling.clone();
     let RopeScaling::Yarn { factor, attention_factor, .. } = yarn else { panic!("YaRN") };
     assert!(factor == 4.0 && (attention_factor - 1.138629436111989).abs() < 1e-12);
 }
@@ -142,4 +143,9 @@ fn rejects_what_no_model_has() {
     let short = tensors(&[("rope_freqs.weight", &[31])]);
     let error = Config::from_gguf(&metadata("llama"), &short).unwrap_err().to_string();
     assert!(error.contains("must be of shape [32]"), "{error}");
+}
+
+/// What is wrong with `metadata`.
+pub fn rejected(metadata: &Metadata) -> String {
+    Config::from_gguf(metadata, &tensors(&[])).unwrap_err().to_string()
 }

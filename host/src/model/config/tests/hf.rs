@@ -1,4 +1,5 @@
-use crate::model::config::{Config, ConfigError, Family};
+use super::windows_of;
+use crate::model::config::{Config, ConfigError, Family, QkNorm};
 use crate::model::rope::RopeScaling;
 use serde_json::{Value, json};
 
@@ -88,17 +89,17 @@ fn smollm2_135m() -> Value {
     })
 }
 
-fn read(json: &Value) -> Config {
+pub fn read(json: &Value) -> Config {
     Config::from_hf(json).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// `json` with `field` set to `value`.
-fn with(mut json: Value, field: &str, value: Value) -> Value {
+pub fn with(mut json: Value, field: &str, value: Value) -> Value {
     json[field] = value;
     json
 }
 
-fn without(mut json: Value, field: &str) -> Value {
+pub fn without(mut json: Value, field: &str) -> Value {
     json.as_object_mut().unwrap().remove(field);
     json
 }
@@ -107,39 +108,39 @@ fn without(mut json: Value, field: &str) -> Value {
 fn reads_real_models() {
     let llama = read(&llama_3_2_1b());
     assert_eq!((llama.family, llama.num_layers(), llama.head_dim), (Family::Llama, 16, 64));
-    assert!(llama.tie_word_embeddings && !llama.qkv_bias && !llama.qk_norm);
+    assert!(llama.tie_word_embeddings && !llama.qkv_bias && llama.qk_norm.is_none());
     let scaling = RopeScaling::Llama3 {
         factor: 32.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_max_position_embeddings: 8192,
     };
-    assert_eq!((llama.rope.theta, &llama.rope.scaling), (500_000.0, &scaling));
+    assert_eq!((llama.ropes[0].theta, &llama.ropes[0].scaling), (500_000.0, &scaling));
 
     let mistral = read(&mistral_7b_v0_3());
     assert_eq!((mistral.head_dim, mistral.num_kv_heads), (128, 8));
-    assert_eq!(mistral.windows, [None; 32]);
+    assert_eq!(windows_of(&mistral), [None; 32]);
 
     let qwen2 = read(&qwen2_5_0_5b());
     assert_eq!((qwen2.head_dim, qwen2.num_heads, qwen2.num_kv_heads), (64, 14, 2));
     assert!(qwen2.qkv_bias && !qwen2.attention_out_bias);
-    assert_eq!(qwen2.windows, [None; 24]);
+    assert_eq!(windows_of(&qwen2), [None; 24]);
 
     let qwen3 = read(&qwen3_0_6b());
     assert_eq!((qwen3.head_dim, qwen3.hidden_size, qwen3.rms_norm_eps), (128, 1024, 1e-6));
-    assert!(qwen3.qk_norm && !qwen3.qkv_bias);
-    assert_eq!((qwen3.rope.theta, qwen3.rope.rotary_dim), (1e6, 128));
+    assert!(qwen3.qk_norm == Some(QkNorm::PerHead) && !qwen3.qkv_bias);
+    assert_eq!((qwen3.ropes[0].theta, qwen3.ropes[0].rotary_dim), (1e6, 128));
 
     let phi3 = read(&phi_3_mini_4k());
-    assert_eq!((phi3.head_dim, phi3.rope.scaling), (96, RopeScaling::None));
-    assert_eq!(phi3.windows, [Some(2047); 32]);
+    assert_eq!((phi3.head_dim, &phi3.ropes[0].scaling), (96, &RopeScaling::None));
+    assert_eq!(windows_of(&phi3), [Some(2047); 32]);
 
     let RopeScaling::LongRope {
         attention_factor,
         original_max_position_embeddings,
         short_factor,
         long_factor,
-    } = read(&phi_3_mini_128k()).rope.scaling
+    } = read(&phi_3_mini_128k()).ropes[0].scaling.clone()
     else {
         panic!("`su` is LongRoPE")
     };
@@ -149,13 +150,13 @@ fn reads_real_models() {
 
     let smollm2 = read(&smollm2_135m());
     assert_eq!((smollm2.num_heads, smollm2.num_kv_heads, smollm2.head_dim), (9, 3, 64));
-    assert_eq!(smollm2.rope.theta, 100_000.0);
+    assert_eq!(smollm2.ropes[0].theta, 100_000.0);
 }
 
 #[test]
 fn defaults_are_those_of_the_config_classes() {
     let mistral = without(mistral_7b_v0_3(), "sliding_window");
-    assert_eq!(read(&mistral).windows, [Some(4096); 32]);
+    assert_eq!(windows_of(&read(&mistral)), [Some(4096); 32]);
     assert_eq!(read(&without(mistral, "num_key_value_heads")).num_kv_heads, 8);
     let null = with(mistral_7b_v0_3(), "num_key_value_heads", Value::Null);
     assert_eq!(read(&null).num_kv_heads, 32);
@@ -164,8 +165,8 @@ fn defaults_are_those_of_the_config_classes() {
     assert_eq!(read(&without(phi_3_mini_4k(), "rms_norm_eps")).rms_norm_eps, 1e-5);
     assert_eq!(read(&without(llama_3_2_1b(), "rms_norm_eps")).rms_norm_eps, 1e-6);
     assert!(!read(&without(llama_3_2_1b(), "tie_word_embeddings")).tie_word_embeddings);
-    assert_eq!(read(&without(phi_3_mini_4k(), "rope_theta")).rope.theta, 10_000.0);
-    assert_eq!(read(&without(phi_3_mini_4k(), "sliding_window")).windows, [None; 32]);
+    assert_eq!(read(&without(phi_3_mini_4k(), "rope_theta")).ropes[0].theta, 10_000.0);
+    assert_eq!(windows_of(&read(&without(phi_3_mini_4k(), "sliding_window"))), [None; 32]);
     assert_eq!(read(&without(qwen2_5_0_5b(), "hidden_act")), read(&qwen2_5_0_5b()));
 }
 
@@ -173,23 +174,23 @@ fn defaults_are_those_of_the_config_classes() {
 fn windows_come_from_layers() {
     let config = with(qwen2_5_0_5b(), "use_sliding_window", json!(true));
     let last_four = with(config.clone(), "max_window_layers", json!(20));
-    let windows = read(&last_four).windows;
+    let windows = windows_of(&read(&last_four));
     assert_eq!((windows[19], windows[20]), (None, Some(32768)));
 
     let mut layer_types = vec!["full_attention"; 24];
     layer_types[3] = "sliding_attention";
     let typed = with(config, "layer_types", json!(layer_types));
-    let windows = read(&typed).windows;
+    let windows = windows_of(&read(&typed));
     assert_eq!((windows[3], windows.iter().flatten().count()), (Some(32768), 1));
 
     // transformers 5.17 loads Mistral with layer types as Ministral.
     let mistral = with(mistral_7b_v0_3(), "sliding_window", json!(4096));
     let mut layer_types = vec!["sliding_attention"; 32];
     layer_types[3] = "full_attention";
-    let windows = read(&with(mistral, "layer_types", json!(layer_types))).windows;
+    let windows = windows_of(&read(&with(mistral, "layer_types", json!(layer_types))));
     assert_eq!((windows[3], windows.iter().flatten().count()), (None, 31));
     let llama = with(llama_3_2_1b(), "layer_types", json!(["ignored"]));
-    assert_eq!(read(&llama).windows, [None; 16]);
+    assert_eq!(windows_of(&read(&llama)), [None; 16]);
 
     for (broken, expected) in [
         (with(typed.clone(), "use_sliding_window", json!(false)), "needs `sliding_window`"),
@@ -219,11 +220,11 @@ fn both_spellings_of_rope_are_one() {
 fn rope_scaling_is_read_whole() {
     let scaled = |scaling: Value| with(llama_3_2_1b(), "rope_scaling", scaling);
     let linear = read(&scaled(json!({"type": "linear", "factor": 2})));
-    assert_eq!(linear.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(linear.ropes[0].scaling, RopeScaling::Linear { factor: 2.0 });
 
     let yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
     let RopeScaling::Yarn { attention_factor, beta_fast, beta_slow, truncate, .. } =
-        read(&scaled(yarn)).rope.scaling
+        read(&scaled(yarn)).ropes[0].scaling
     else {
         panic!("YaRN")
     };
@@ -231,9 +232,13 @@ fn rope_scaling_is_read_whole() {
     assert_eq!((beta_fast, beta_slow, truncate), (32.0, 1.0, true));
 
     let partial = with(phi_3_mini_4k(), "partial_rotary_factor", json!(0.75));
-    assert_eq!(read(&partial).rope.rotary_dim, 72);
+    assert_eq!(read(&partial).ropes[0].rotary_dim, 72);
     let ignored = with(smollm2_135m(), "partial_rotary_factor", json!(0.5));
-    assert_eq!(read(&ignored).rope.rotary_dim, 64, "only Phi-3 reads it, or scaled frequencies");
+    assert_eq!(
+        read(&ignored).ropes[0].rotary_dim,
+        64,
+        "only Phi-3 reads it, or scaled frequencies"
+    );
 
     for (scaling, expected) in [
         (json!({"type": "dynamic", "factor": 2.0}), "`rope_scaling.type` is \"dynamic\""),
@@ -257,7 +262,7 @@ fn rope_scaling_is_read_whole() {
     assert_error(&scaled(partial), "whole heads");
 }
 
-fn assert_error(json: &Value, expected: &str) {
+pub fn assert_error(json: &Value, expected: &str) {
     let error = Config::from_hf(json).expect_err(expected).to_string();
     assert!(error.contains(expected), "`{error}` does not say `{expected}`");
     assert!(error.lines().count() == 1 && error.len() < 300, "{error}");

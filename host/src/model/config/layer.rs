@@ -1,0 +1,70 @@
+//! What of a configuration belongs to a layer, and to its branches: attention and MLP.
+
+use super::Family;
+
+/// What a layer has of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerConfig {
+    /// The sliding window, in positions.
+    pub window: Option<usize>,
+    /// Which of [`Config::ropes`](super::Config::ropes) rotates Q and K; a layer without one knows no
+    /// positions.
+    pub rope: Option<usize>,
+}
+
+/// Over what Q and K are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself; all of them have one weight.
+    PerHead,
+    /// All heads of Q, and all of K, at once.
+    AllHeads,
+}
+
+impl QkNorm {
+    /// What every model of `family` has.
+    pub(super) fn of(family: Family) -> Option<Self> {
+        match family {
+            Family::Qwen3 => Some(QkNorm::PerHead),
+            Family::Olmo2 | Family::Olmo3 => Some(QkNorm::AllHeads),
+            _ => None,
+        }
+    }
+}
+
+/// Where a branch has its norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// `hidden += branch(norm(hidden))`.
+    Before,
+    /// `hidden += norm(branch(hidden))`.
+    After,
+}
+
+impl NormPlacement {
+    /// What every model of `family` has.
+    pub(super) fn of(family: Family) -> Self {
+        match family {
+            Family::Olmo2 | Family::Olmo3 => NormPlacement::After,
+            _ => NormPlacement::Before,
+        }
+    }
+}
+
+/// Q is multiplied by `1 + beta * ln(1 + floor(position / original_max_position_embeddings))` after
+/// RoPE.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryScaling {
+    /// How fast the factor grows.
+    pub beta: f64,
+    /// Positions of a step; within the first one the factor is 1.
+    pub original_max_position_embeddings: usize,
+}
+
+impl QueryScaling {
+    /// The factor at `position`.
+    pub fn factor(&self, position: usize) -> f64 {
+        let step = position / self.original_max_position_embeddings;
+        1.0 + self.beta * (step as f64).ln_1p()
+    }
+}
