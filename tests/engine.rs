@@ -14,7 +14,7 @@ use halfwarp::engine::{
     PrecisionChoice, Request, RequestId, Sampling, SamplingError, StepSize,
 };
 use halfwarp::exec::{Device, ExecError};
-use halfwarp::plan::{Fits, Op, PAGE_SIZE, Precision};
+use halfwarp::plan::{Fits, Op, PAGE_SIZE, Precision, SeqShape};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -658,7 +658,8 @@ fn a_step_of_any_size_can_be_timed() {
         let step = engine.time_step(size, 2).unwrap();
         let StepSize { num_seqs, cached_tokens, new_tokens } = size;
         assert_eq!(step.shape.num_tokens, num_seqs * new_tokens);
-        assert_eq!(step.shape.kv_positions, num_seqs * (cached_tokens + new_tokens));
+        let kv_len = cached_tokens + new_tokens;
+        assert_eq!(step.shape.seqs, vec![SeqShape { q_len: new_tokens, kv_len }; num_seqs]);
         assert_eq!(step.shape.num_logit_rows, num_seqs);
         assert_eq!(step.times.ops_us.len(), step.plan.ops.len());
         assert!(step.times.ops_us.iter().all(|times| times.len() == 2));

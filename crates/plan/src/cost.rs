@@ -16,18 +16,23 @@ const SOFTMAX_FLOPS: usize = 4;
 const GATE_FLOPS: usize = 5;
 
 /// The sizes of a real step that its cost depends on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepShape {
     /// New tokens.
     pub num_tokens: usize,
     /// Rows whose logits are computed.
     pub num_logit_rows: usize,
-    /// Cached positions of all sequences together, each counted once.
-    pub kv_positions: usize,
-    /// Pairs of a new token and a position up to its own: what causal attention computes.
-    pub causal_pairs: usize,
-    /// Pairs of a new token and a position of its sequence: what full attention computes.
-    pub full_pairs: usize,
+    /// The sequences.
+    pub seqs: Vec<SeqShape>,
+}
+
+/// The sizes of a sequence of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeqShape {
+    /// New tokens.
+    pub q_len: usize,
+    /// Cached positions, its new tokens included.
+    pub kv_len: usize,
 }
 
 impl StepShape {
@@ -35,13 +40,36 @@ impl StepShape {
     pub fn of(inputs: &StepInputs) -> Self {
         let q_lens = inputs.cu_seqlens_q.windows(2).map(|ends| (ends[1] - ends[0]) as usize);
         let kv_lens = inputs.kv_lens.iter().map(|&len| len as usize);
+        let seq = |(q_len, kv_len)| SeqShape { q_len, kv_len };
         StepShape {
             num_tokens: inputs.num_tokens(),
             num_logit_rows: inputs.logit_rows.len(),
-            kv_positions: kv_lens.clone().sum(),
-            causal_pairs: inputs.positions.iter().map(|&position| position as usize + 1).sum(),
-            full_pairs: q_lens.zip(kv_lens).map(|(q_len, kv_len)| q_len * kv_len).sum(),
+            seqs: q_lens.zip(kv_lens).map(seq).collect(),
         }
+    }
+
+    /// Cached positions of all sequences that a token of the step sees by `attention`.
+    fn positions(&self, attention: &Attention) -> usize {
+        let seen = |seq: &SeqShape| match attention.window {
+            Some(window) => seq.kv_len.min((seq.q_len + window).saturating_sub(1)),
+            None => seq.kv_len,
+        };
+        self.seqs.iter().map(seen).sum()
+    }
+
+    /// Pairs of a token of the step and a position that it sees by `attention`.
+    fn pairs(&self, attention: &Attention) -> usize {
+        let window = attention.window.unwrap_or(usize::MAX);
+        // What the first `len` tokens of a sequence see, each itself and those before it.
+        let up_to = |len: usize| {
+            let whole = len.min(window);
+            whole * (whole + 1) / 2 + (len - whole) * window
+        };
+        let seen = |&SeqShape { q_len, kv_len }: &SeqShape| match attention.causal {
+            true => up_to(kv_len) - up_to(kv_len - q_len),
+            false => q_len * kv_len,
+        };
+        self.seqs.iter().map(seen).sum()
     }
 }
 
@@ -68,13 +96,8 @@ impl std::ops::Add for Cost {
     }
 }
 
-/// Pairs of a token and a key of it that `attention` computes.
-fn pairs(attention: &Attention, shape: &StepShape) -> usize {
-    if attention.causal { shape.causal_pairs } else { shape.full_pairs }
-}
-
 impl Plan {
-    /// The cost of a whole step. A sliding window is not subtracted: this is an upper bound there.
+    /// The cost of a whole step.
     pub fn cost(&self, shape: &StepShape) -> Cost {
         self.ops
             .iter()
@@ -89,7 +112,7 @@ impl Plan {
             let elems = match stored {
                 // Of the keys that a token sees, and no others.
                 Some(op) if [op.scores, op.probabilities].contains(&view) => {
-                    pairs(&op.attention, shape) * op.attention.num_heads
+                    shape.pairs(&op.attention) * op.attention.num_heads
                 }
                 _ => self.view_elems(view, shape),
             };
@@ -143,17 +166,17 @@ impl Plan {
             cost.flops += ROPE_FLOPS * (self.view_elems(*q, shape) + self.view_elems(*k, shape));
         }
         if let Some(attention) = op.attention() {
-            cost.read_bytes += kv_row_bytes * shape.kv_positions;
-            cost.flops += 4 * pairs(attention, shape) * attention.num_heads * attention.head_dim;
+            cost.read_bytes += kv_row_bytes * shape.positions(attention);
+            cost.flops += 4 * shape.pairs(attention) * attention.num_heads * attention.head_dim;
         }
         if let Some(MaterializedAttention { attention, .. }) = stored {
-            let scores = pairs(attention, shape) * attention.num_heads;
+            let scores = shape.pairs(attention) * attention.num_heads;
             cost.flops = match op {
                 Op::AttentionSoftmax(_) => SOFTMAX_FLOPS * scores,
                 _ => {
                     let [k, v] = position_bytes;
                     let row_bytes = if matches!(op, Op::AttentionScores(_)) { k } else { v };
-                    cost.read_bytes += row_bytes * shape.kv_positions;
+                    cost.read_bytes += row_bytes * shape.positions(attention);
                     2 * scores * attention.head_dim
                 }
             };
@@ -268,8 +291,7 @@ mod tests {
         let mut inputs = StepInputs::new();
         inputs.push_sequence(&[1, 2, 3], 2, &[0], 2..3);
         let shape = StepShape::of(&inputs);
-        assert_eq!((shape.kv_positions, shape.causal_pairs), (5, 3 + 4 + 5));
-        assert_eq!(shape.full_pairs, 3 * 5);
+        assert_eq!(shape.seqs, [SeqShape { q_len: 3, kv_len: 5 }]);
         for (dtype, bytes) in DTYPES {
             let mut plan = plan(dtype);
             let cost = plan.op_cost(&plan.ops[1], &shape);
@@ -281,6 +303,28 @@ mod tests {
             attention.causal = false;
             let full = plan.op_cost(&plan.ops[1], &shape);
             assert_eq!(full, Cost { flops: 4 * 15 * 4 * 4, ..cost });
+        }
+    }
+
+    /// Against counting: prompts, chunks and decoding, shorter and longer than the window.
+    #[test]
+    fn a_window_is_what_tokens_see() {
+        let plan = plan(Dtype::F32);
+        let Op::Attention(attention) = plan.ops[1] else { unreachable!() };
+        for (q_len, kv_len) in [(1, 1), (1, 9), (3, 5), (5, 5), (4, 30)] {
+            let seqs = vec![SeqShape { q_len, kv_len }; 2];
+            let shape = StepShape { seqs, ..Default::default() };
+            for window in [1, 2, 4, 5, 100] {
+                let attention = Attention { window: Some(window), ..attention };
+                let sees = |token: usize, key: usize| key <= token && token - key < window;
+                let tokens = kv_len - q_len..kv_len;
+                let of_key = |key| tokens.clone().filter(move |&token| sees(token, key)).count();
+                let counts: Vec<usize> = (0..kv_len).map(of_key).collect();
+                let case = format!("{q_len} of {kv_len}, a window of {window}");
+                assert_eq!(shape.pairs(&attention), 2 * counts.iter().sum::<usize>(), "{case}");
+                let seen = counts.iter().filter(|&&count| count > 0).count();
+                assert_eq!(shape.positions(&attention), 2 * seen, "{case}");
+            }
         }
     }
 }

@@ -26,7 +26,7 @@ pub mod testing;
 
 pub use budget::{BudgetError, Fits, MemoryBudget, MemoryUse};
 pub use builder::PlanBuilder;
-pub use cost::{Cost, StepShape};
+pub use cost::{Cost, SeqShape, StepShape};
 pub use error::PlanError;
 pub use fusion::{Fusion, UnknownFusion};
 pub use gpu_types::{Accumulate, Activation, CacheType, Dtype, FP8_BLOCK};

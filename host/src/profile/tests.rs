@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::exec::StepTimes;
-use crate::plan::StepShape;
 use crate::plan::testing::Decoder;
+use crate::plan::{SeqShape, StepShape};
 
 const SIZE: StepSize = StepSize { num_seqs: 2, cached_tokens: 7, new_tokens: 1 };
 
@@ -27,9 +27,7 @@ fn recorded() -> TimedStep {
     let shape = StepShape {
         num_tokens: 2,
         num_logit_rows: 2,
-        kv_positions: 16,
-        causal_pairs: 16,
-        full_pairs: 16,
+        seqs: vec![SeqShape { q_len: 1, kv_len: 8 }; 2],
     };
     TimedStep { plan, shape, times }
 }
