@@ -465,6 +465,44 @@ fn names_may_lack_the_prefix_of_the_model() {
     }
 }
 
+/// As Ministral 3 is published: the language model of one that takes images, called as before
+/// transformers 5 and as since.
+#[test]
+fn a_language_model_may_be_part_of_one_that_takes_images() {
+    let renamed: [fn(&str) -> String; 2] = [
+        |name| format!("language_model.{name}"),
+        |name| name.replace("model.", "model.language_model."),
+    ];
+    for renamed in renamed {
+        let dir = changed("ministral3", "text_config", serde_json::Value::Null);
+        let config = dir.path().join("config.json");
+        let text: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+        let whole = serde_json::json!({ "model_type": "mistral3", "text_config": text });
+        std::fs::write(config, whole.to_string()).unwrap();
+        let path = dir.path().join("model.safetensors");
+        let file = std::fs::read(&path).unwrap();
+        let tensors = SafeTensors::deserialize(&file).unwrap();
+        let tensors = tensors.iter().map(|(name, tensor)| (renamed(name), tensor));
+        std::fs::remove_file(&path).unwrap();
+        safetensors::serialize_to_file(tensors, None, &path).unwrap();
+        let model = Model::open(dir.path()).unwrap();
+        check_logits(&model, &goldens().join("ministral3/expected.safetensors"), |_| ());
+    }
+}
+
+/// One table in contexts within the first step of Q's scaling, of Q and K each beyond it.
+#[test]
+fn queries_have_a_table_where_they_are_scaled() {
+    let model = Model::open(goldens().join("ministral3")).unwrap();
+    let of_context = |len: usize| {
+        let plan = model.plan(&Numerics::default(), bounds(len), 8).unwrap();
+        let ropes = plan.ops.iter().filter(|op| matches!(op, Op::Rope { .. })).count();
+        (plan.constants.len(), ropes)
+    };
+    assert_eq!([16, 17].map(of_context), [(1, 2), (2, 4)]);
+}
+
 #[test]
 fn rejects_a_checkpoint_that_its_configuration_does_not_fit() {
     for (name, field, value, expected) in [

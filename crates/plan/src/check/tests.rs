@@ -110,6 +110,18 @@ fn rejects_what_does_not_fit() {
         ("a window of no position", |p| attention(p).window = Some(0)),
         ("a softmax scale of 0", |p| attention(p).softmax_scale = 0.0),
         ("a softmax scale of NaN", |p| attention(p).softmax_scale = f32::NAN),
+        ("a scale of inf", |p| {
+            let Op::Embedding { scale, .. } = &mut p.ops[0] else { unreachable!() };
+            *scale = f32::INFINITY;
+        }),
+        ("columns: 8 where 16", |p| {
+            let out = View { tensor: TensorId(1), start: 0, width: 16 };
+            p.ops.insert(1, Op::Cast { x: view(0, 0), out });
+        }),
+        ("out", |p| p.ops.insert(1, Op::Cast { x: view(0, 0), out: view(1, 0) })),
+        ("is scaled, which f32 vectors alone can be", |p| {
+            p.weights[0].parts[0].transform = PartTransform::Scale(2.0);
+        }),
     ];
     reject(plan, faults);
 }
