@@ -10,11 +10,11 @@ mod names;
 mod rope;
 mod shares;
 
-pub use config::{Config, ConfigError, Family, LayerConfig, NormPlacement, QkNorm, QueryScaling};
+pub use config::{Config, ConfigError, Family, LayerConfig, NormPlacement, QkNorm};
 pub use error::ModelError;
 pub(crate) use names::Names;
 pub(crate) use rope::yarn_attention_factor;
-pub use rope::{Rope, RopeScaling};
+pub use rope::{QueryScaling, Rope, RopeScaling};
 
 use crate::plan::{Bounds, Constant, Numerics, Plan, PlanOutput, Precision, Rank};
 use crate::weights::{Checkpoint, Origin};

@@ -4,7 +4,6 @@
 //! `position * inv_freq` in f32, then cosine, sine and attention factor. Powers, cosines and sines
 //! are taken in f64 and rounded once, so that a table is the same on every machine.
 
-use super::QueryScaling;
 use rayon::prelude::*;
 use std::f64::consts::PI;
 
@@ -71,6 +70,24 @@ pub enum RopeScaling {
     /// A divisor for each frequency, `[rotary_dim / 2]`, at every context: `rope_freqs.weight` of a
     /// GGUF file.
     Factors(Vec<f32>),
+}
+
+/// Q is multiplied by `1 + beta * ln(1 + floor(position / original_max_position_embeddings))` after
+/// RoPE.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryScaling {
+    /// How fast the factor grows.
+    pub beta: f64,
+    /// Positions of a step; within the first one the factor is 1.
+    pub original_max_position_embeddings: usize,
+}
+
+impl QueryScaling {
+    /// The factor at `position`.
+    pub fn factor(&self, position: usize) -> f64 {
+        let step = position / self.original_max_position_embeddings;
+        1.0 + self.beta * (step as f64).ln_1p()
+    }
 }
 
 impl Rope {

@@ -50,21 +50,3 @@ impl NormPlacement {
         }
     }
 }
-
-/// Q is multiplied by `1 + beta * ln(1 + floor(position / original_max_position_embeddings))` after
-/// RoPE.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QueryScaling {
-    /// How fast the factor grows.
-    pub beta: f64,
-    /// Positions of a step; within the first one the factor is 1.
-    pub original_max_position_embeddings: usize,
-}
-
-impl QueryScaling {
-    /// The factor at `position`.
-    pub fn factor(&self, position: usize) -> f64 {
-        let step = position / self.original_max_position_embeddings;
-        1.0 + self.beta * (step as f64).ln_1p()
-    }
-}

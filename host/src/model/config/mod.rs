@@ -9,9 +9,9 @@ mod rope_hf;
 #[cfg(test)]
 mod tests;
 
-pub use layer::{LayerConfig, NormPlacement, QkNorm, QueryScaling};
+pub use layer::{LayerConfig, NormPlacement, QkNorm};
 
-use super::rope::{Rope, RopeScaling};
+use super::rope::{QueryScaling, Rope, RopeScaling};
 use crate::weights::WeightsError;
 use gpu_types::Activation;
 use std::ops::RangeInclusive;
