@@ -146,6 +146,9 @@ fn is_shared(dir: &Path, what: &str, on: On) -> Result<On, &'static str> {
     }
     let model = Model::open(dir).unwrap_or_else(|error| panic!("{error}"));
     let config = model.config();
+    if config.experts.is_some() && on.device != Device::Cpu {
+        return Err("experts run on the CPU alone");
+    }
     let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
     let divides = kv_heads.is_multiple_of(on.world) || on.world.is_multiple_of(kv_heads);
     match heads.is_multiple_of(on.world) && divides {

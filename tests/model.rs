@@ -172,14 +172,17 @@ fn a_fused_plan_gives_the_same_bits() {
             };
             let fused = plan.fused(|_| true);
             assert_eq!(fused.check(), Ok(()));
-            let Config { ref layers, norms, query_scaling, .. } = *model.config();
-            let of_norms = match norms {
-                NormPlacement::Before => 2 + 2,
-                NormPlacement::After => 0,
+            let Config { ref layers, norms, query_scaling, experts, .. } = *model.config();
+            // With experts, attention's alone, and no gate.
+            let of_norms = match (norms, experts) {
+                (NormPlacement::Before, None) => 2 + 2,
+                (NormPlacement::Before, Some(_)) => 1 + 1,
+                (NormPlacement::After, _) => 0,
             };
+            let of_gate = usize::from(experts.is_none());
             let of_layer = |layer: &LayerConfig| {
                 let of_rope = if layer.rope.is_some() && query_scaling.is_none() { 2 } else { 0 };
-                1 + of_norms + of_rope
+                of_gate + of_norms + of_rope
             };
             let expected: usize = layers.iter().map(of_layer).sum();
             let fewer = plan.ops.len() - fused.ops.len();

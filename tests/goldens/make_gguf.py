@@ -27,6 +27,8 @@ NAMES = [
     "olmo2",
     "olmo3",
     "ministral3",
+    "qwen3-moe",
+    "mixtral",
 ]
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -38,9 +40,11 @@ ARCHITECTURES = {
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
     "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
 }
 # Those whose rows of Q and K are permuted.
-PERMUTED = ["llama", "granite", "smollm3", "ministral3"]
+PERMUTED = ["llama", "granite", "smollm3", "ministral3", "mixtral"]
 
 
 def permute(tensor, num_heads):
@@ -105,10 +109,31 @@ def add_family(writer, config):
             writer.add_sliding_window_pattern(
                 [kind == "sliding_attention" for kind in config["layer_types"]]
             )
+        case "qwen3_moe":
+            writer.add_expert_count(config["num_local_experts"])
+            writer.add_expert_used_count(config["num_experts_per_tok"])
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        case "mixtral":
+            writer.add_expert_count(config["num_local_experts"])
+            writer.add_expert_used_count(config["num_experts_per_tok"])
         case "ministral3":
             rope = config["rope_parameters"]
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def stacked(tensors):
+    """The tensors, those of experts (`experts.3.NAME`) as one of three dimensions (`experts.NAME`)."""
+    experts = {}
+    for source, tensor in tensors.items():
+        if ".experts." not in source:
+            yield source, tensor
+            continue
+        layer, of_expert = source.split(".experts.")
+        number, stem = of_expert.split(".", 1)
+        experts.setdefault(f"{layer}.experts.{stem}", {})[int(number)] = tensor
+    for source, of_experts in experts.items():
+        yield source, np.stack([of_experts[number] for number in sorted(of_experts)])
 
 
 def convert(name):
@@ -138,12 +163,12 @@ def convert(name):
     add_rope(writer, config, head_dim)
 
     names = gguf.get_tensor_name_map(architecture, num_layers)
-    for source, tensor in load_file(HERE / name / "model.safetensors").items():
+    for source, tensor in stacked(load_file(HERE / name / "model.safetensors")):
         if family in PERMUTED and "q_proj" in source:
             tensor = permute(tensor, num_heads)
         if family in PERMUTED and "k_proj" in source:
             tensor = permute(tensor, num_kv_heads)
-        if tensor.ndim == 1:
+        if tensor.ndim == 1 or source.endswith((".mlp.gate.weight", "_moe.gate.weight")):
             tensor = tensor.astype(np.float32)
         writer.add_tensor(names.get_name(source, try_suffixes=(".weight", ".bias")), tensor)
     writer.write_header_to_file()

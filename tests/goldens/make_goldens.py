@@ -22,11 +22,13 @@ from transformers import (
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -143,6 +145,16 @@ MODELS = {
             full_attention=rope("yarn", 5e5, factor=4.0, original_max_position_embeddings=64),
         ),
     ),
+    # Three of eight experts, whose probabilities are divided by their sum.
+    "qwen3-moe": Qwen3MoeConfig(
+        **SIZES,
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+    ),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
     # Q grows six times within the sequence.
     "ministral3": Ministral3Config(
         **SIZES,
@@ -182,6 +194,9 @@ def random_model(config, seed):
                 values = 0.3 * noise
             elif "embed_tokens" in name:
                 values = 0.3 * noise
+            elif name.endswith(("mlp.gate.weight", "block_sparse_moe.gate.weight")):
+                # Decided enough that rounding to 16 bits chooses no expert who counts instead of another.
+                values = 6.0 * noise / parameter.shape[1] ** 0.5
             else:
                 values = 1.5 * noise / parameter.shape[1] ** 0.5
             # Parameters alone: `model.half()` would round the frequencies of RoPE too.

@@ -3,8 +3,8 @@
 use cuda_std::E4m3;
 use halfwarp::Model;
 use halfwarp::plan::{
-    Activation, AppendAttention, Attention, ConstantId, Linear, Norm, Op, Plan, RopeAppend, View,
-    WeightId, WeightSource,
+    Activation, AppendAttention, Attention, ConstantId, ExpertLinear, Linear, Norm, Op, Plan,
+    RopeAppend, Route, View, Weight, WeightId, WeightSource,
 };
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ impl<'a> Interpreter<'a> {
         rounded: Rounded<'a>,
     ) -> Vec<f32> {
         let read = |weight| {
-            let mut bytes = vec![0; halfwarp::plan::Weight::bytes(weight)];
+            let mut bytes = vec![0; Weight::bytes(weight)];
             model.checkpoint().read(weight, &mut bytes).unwrap();
             bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
         };
@@ -77,6 +77,11 @@ impl<'a> Interpreter<'a> {
                 let data = self.linear(&linear);
                 self.write(linear.out, &data);
             }
+            Op::Route(route) => self.route(&route),
+            Op::ExpertLinear(op) => {
+                let data = self.expert_linear(&op);
+                self.write(op.out, &data);
+            }
             Op::Rope { x, table, head_dim } => {
                 let data = self.rotated(x, table, head_dim);
                 self.write(x, &data);
@@ -118,6 +123,60 @@ impl<'a> Interpreter<'a> {
             Op::AllReduce(_) | Op::AllGather { .. } => panic!("{op:?} of one device"),
             Op::Sample { .. } => {}
         }
+    }
+
+    /// Indices of experts are kept as numbers.
+    fn route(&mut self, op: &Route) {
+        let (mut experts, mut weights) = (Vec::new(), Vec::new());
+        for logits in self.read(op.logits).chunks(op.logits.width) {
+            let total: f32 = logits.iter().map(|logit| logit.exp()).sum();
+            let mut left: Vec<usize> = (0..logits.len()).collect();
+            let mut chosen = Vec::new();
+            for _ in 0..op.experts.width {
+                let mut best = 0;
+                for i in 0..left.len() {
+                    if logits[left[i]] > logits[left[best]] {
+                        best = i;
+                    }
+                }
+                chosen.push(left.remove(best));
+            }
+            let of = |&expert: &usize| logits[expert].exp() / total;
+            let sum: f32 = if op.normalise { chosen.iter().map(of).sum() } else { 1.0 };
+            weights.extend(chosen.iter().map(|expert| of(expert) / sum));
+            experts.extend(chosen.into_iter().map(|expert| expert as f32));
+        }
+        self.write(op.experts, &experts);
+        self.write(op.weights, &weights);
+    }
+
+    fn expert_linear(&self, op: &ExpertLinear) -> Vec<f32> {
+        let Weight { rows, cols, .. } = *self.plan.weight(op.weight);
+        let (top_k, n) = (op.experts.width, rows / op.num_experts);
+        let (experts, x) = (self.read(op.experts), self.read(op.x));
+        let matrices = self.weight(op.weight);
+        let products = |token: usize, i: usize| -> Vec<f32> {
+            let x = &x[token * op.x.width..][..op.x.width];
+            let x = if op.x.width == cols { x } else { &x[i * cols..][..cols] };
+            let matrix = &matrices[experts[token * top_k + i] as usize * n * cols..][..n * cols];
+            let dot = |w: &[f32]| x.iter().zip(w).map(|(x, w)| x * w).sum();
+            matrix.chunks(cols).map(dot).collect()
+        };
+        let weights = op.weights.map(|weights| self.read(weights));
+        let mut data = Vec::new();
+        for token in 0..experts.len() / top_k {
+            let all = (0..top_k).map(|i| products(token, i));
+            let Some(weights) = &weights else {
+                data.extend(all.flatten());
+                continue;
+            };
+            let mut sums = vec![0.0; n];
+            for (product, weight) in all.zip(&weights[token * top_k..]) {
+                sums.iter_mut().zip(product).for_each(|(sum, product)| *sum += weight * product);
+            }
+            data.extend(sums);
+        }
+        data
     }
 
     fn linear(&self, op: &Linear) -> Vec<f32> {

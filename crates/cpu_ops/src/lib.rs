@@ -10,6 +10,7 @@ mod dot;
 mod elements;
 mod error;
 mod exp;
+pub mod experts;
 pub mod host_memory;
 pub mod kv;
 pub mod linear;

@@ -65,21 +65,30 @@ pub fn linear(
     batch_invariant: bool,
     out: &mut RowsMut,
 ) {
-    let (num_rows, k) = (out.num_rows(), x.width());
-    if num_rows == 0 {
+    let rows = (0..out.num_rows()).map(|row| x.row(row)).collect();
+    let out = out.rows().collect();
+    multiply(rows, &weight.runs(), accumulate, batch_invariant, out);
+}
+
+/// As [`linear`], of single rows: `rows` of x and as many of `out`, and the rows of a weight.
+pub fn multiply(
+    rows: Vec<&[f32]>,
+    weight: &[WeightRows],
+    accumulate: bool,
+    batch_invariant: bool,
+    out: Vec<&mut [f32]>,
+) {
+    let Some(k) = rows.first().map(|row| row.len()) else {
         return;
-    }
-    let runs = weight.runs();
-    let rows: Vec<_> = (0..num_rows).map(|row| x.row(row)).collect();
+    };
     let is_plain = |run: &WeightRows| matches!(run.kernels(), Kernels::Plain(_));
-    let by_tiles = num_rows > MAX_DOT_ROWS && !batch_invariant;
-    let packed = by_tiles && runs.iter().any(is_plain);
+    let by_tiles = rows.len() > MAX_DOT_ROWS && !batch_invariant;
+    let packed = by_tiles && weight.iter().any(is_plain);
     let packed = packed.then(|| PackedRows::new(rows.iter().copied(), k));
-    let integers = !runs.iter().all(is_plain);
+    let integers = !weight.iter().all(is_plain);
     let integers = integers.then(|| IntegerRows::new(Arch::new(), rows.iter().copied(), k));
     let x = &Operand { rows, packed, integers };
-    let out = OutRows(out.rows().collect());
-    Product { x, accumulate, batch_invariant }.of_runs(&runs, out);
+    Product { x, accumulate, batch_invariant }.of_runs(weight, OutRows(out));
 }
 
 impl Product<'_> {

@@ -2,8 +2,8 @@
 //! step.
 
 use super::{
-    AllReduce, Attention, Linear, MaterializedAttention, Op, Plan, RopeAppend, Rows, StepInputs,
-    View,
+    AllReduce, Attention, ExpertLinear, Linear, MaterializedAttention, Op, Plan, RopeAppend, Route,
+    Rows, StepInputs, View,
 };
 
 /// Operations of a norm for each element.
@@ -131,6 +131,10 @@ impl Plan {
             let weight = self.weight(weight);
             cost.read_bytes += match op {
                 Op::Embedding { .. } => weight.bytes() / weight.rows * shape.num_tokens,
+                Op::ExpertLinear(op) => {
+                    let expected = expected_experts(op, shape.num_tokens);
+                    (weight.bytes() as f64 / op.num_experts as f64 * expected) as usize
+                }
                 _ => weight.bytes(),
             };
         }
@@ -161,6 +165,14 @@ impl Plan {
                 cost.flops = flops * self.view_elems(*x, shape);
             }
             Op::Linear(linear) => cost.flops = self.linear_flops(linear, shape),
+            Op::Route(Route { logits, .. }) => {
+                cost.flops = SOFTMAX_FLOPS * self.view_elems(*logits, shape);
+            }
+            Op::ExpertLinear(op) => {
+                let weight = self.weight(op.weight);
+                let products = shape.num_tokens * op.experts.width;
+                cost.flops = 2 * products * (weight.rows / op.num_experts) * weight.cols;
+            }
         }
         if let Some(RopeAppend { q, k, .. }) = op.rope_append() {
             cost.flops += ROPE_FLOPS * (self.view_elems(*q, shape) + self.view_elems(*k, shape));
@@ -200,6 +212,12 @@ impl Plan {
         };
         rows * view.width
     }
+}
+
+/// Experts that some token goes to, on average if each is as likely.
+fn expected_experts(op: &ExpertLinear, num_tokens: usize) -> f64 {
+    let (all, top_k) = (op.num_experts as f64, op.experts.width as f64);
+    all * (1.0 - (1.0 - top_k / all).powf(num_tokens as f64))
 }
 
 #[cfg(test)]

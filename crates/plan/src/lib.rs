@@ -34,7 +34,8 @@ pub use kv::{KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
 pub use memory::ArenaLayout;
 pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};
 pub use op::{
-    AllReduce, AppendAttention, Attention, Linear, MaterializedAttention, Norm, Op, RopeAppend,
+    AllReduce, AppendAttention, Attention, ExpertLinear, Linear, MaterializedAttention, Norm, Op,
+    RopeAppend, Route,
 };
 pub use precision::Precision;
 pub use rank::Rank;

@@ -37,6 +37,10 @@ pub enum Op {
     },
     /// A linear layer, and what may be fused with it.
     Linear(Linear),
+    /// Which experts a token goes to, and how much each of them counts.
+    Route(Route),
+    /// A linear layer of each expert, for the tokens that go to it.
+    ExpertLinear(ExpertLinear),
     /// Rotary embedding in place, of each head's first `rotary_dim` columns, halves form (`i` with
     /// `i + rotary_dim / 2`): `table[positions[t]]` holds `rotary_dim / 2` cosines, then as many
     /// sines (attention scaling included).
@@ -157,6 +161,39 @@ impl Linear {
     }
 }
 
+/// The `experts.width` largest of the softmax of a token's logits, the largest first and of equal
+/// ones that of the lower index.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Route {
+    /// `[tokens, num_experts]` f32.
+    pub logits: View,
+    /// Whether the weights of a token are divided by their sum.
+    pub normalise: bool,
+    /// `[tokens, top_k]` u32: indices of the experts.
+    pub experts: View,
+    /// As `experts`, f32: what their outputs are multiplied with.
+    pub weights: View,
+}
+
+/// `product(t, i, n) = sum_k x[t, i, k] * weight[experts[t, i], n, k]`, for each of a token's `top_k`
+/// experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertLinear {
+    /// `[tokens, k]`, which all experts of a token read, or `[tokens, top_k * k]`.
+    pub x: View,
+    /// `[tokens, top_k]` u32, see [`Route`].
+    pub experts: View,
+    /// The matrices of all experts, one on the other: `[num_experts * n, k]`.
+    pub weight: WeightId,
+    /// Experts of the layer.
+    pub num_experts: usize,
+    /// `[tokens, top_k]` f32: `out[t, n]` is the sum of the products times these, in f32 and in
+    /// order. Without them `out[t, i, n]` are the products.
+    pub weights: Option<View>,
+    /// `[tokens, n]` with weights, `[tokens, top_k * n]` without.
+    pub out: View,
+}
+
 /// `x` becomes the sum of all ranks' `x`, added in f32 in the order of the ranks and rounded once.
 ///
 /// With a residual and a norm it gives the same bits as itself, [`Op::Add`] and [`Op::RmsNorm`] one after the other; `x` is
@@ -269,6 +306,8 @@ impl Op {
             Op::Linear(Linear { norm: Some(_), gate: None, .. }) => "norm_linear",
             Op::Linear(Linear { norm: None, .. }) => "linear_gate",
             Op::Linear(_) => "norm_linear_gate",
+            Op::Route(_) => "route",
+            Op::ExpertLinear(_) => "expert_linear",
             Op::Rope { .. } => "rope",
             Op::KvAppend { .. } => "kv_append",
             Op::RopeAppend(_) => "rope_append",
@@ -309,6 +348,10 @@ impl Op {
                 let gate = gate_before.map(|(_, gate)| gate);
                 [x].into_iter().chain(gate).chain(residual).collect()
             }
+            Op::Route(Route { logits, .. }) => vec![logits],
+            Op::ExpertLinear(ExpertLinear { x, experts, weights, .. }) => {
+                [x, experts].into_iter().chain(weights).collect()
+            }
             Op::AllReduce(AllReduce { x, residual, .. }) => {
                 [x].into_iter().chain(residual).collect()
             }
@@ -333,6 +376,7 @@ impl Op {
             | Op::Cast { out, .. }
             | Op::RmsNorm { out, .. }
             | Op::Linear(Linear { out, .. })
+            | Op::ExpertLinear(ExpertLinear { out, .. })
             | Op::Gate { out, .. }
             | Op::Add { out, .. }
             | Op::AllGather { out, .. }
@@ -343,6 +387,7 @@ impl Op {
                 vec![out]
             }
             Op::Rope { x, .. } => vec![x],
+            Op::Route(Route { experts, weights, .. }) => vec![experts, weights],
             Op::AllReduce(AllReduce { x, residual, norm }) => {
                 [x].into_iter().chain(residual).chain(norm.map(|(_, out)| out)).collect()
             }
@@ -358,6 +403,7 @@ impl Op {
     pub fn weights(&self) -> Vec<WeightId> {
         match *self {
             Op::Embedding { table, .. } => vec![table],
+            Op::ExpertLinear(ExpertLinear { weight, .. }) => vec![weight],
             Op::RmsNorm { weight, .. }
             | Op::AllReduce(AllReduce { norm: Some((Norm { weight, .. }, _)), .. }) => {
                 vec![weight]

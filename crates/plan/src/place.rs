@@ -18,6 +18,7 @@ impl Plan {
             // The weight may be the embedding's.
             Op::Linear(linear) if linear.out == self.output => "logits",
             Op::Linear(linear) => &self.weight(linear.weight).name,
+            Op::ExpertLinear(linear) => &self.weight(linear.weight).name,
             Op::Add { x, .. } => &self.tensor(x.tensor).name,
             _ => {
                 let view = op.writes().into_iter().chain(op.reads()).next();

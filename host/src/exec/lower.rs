@@ -327,6 +327,10 @@ impl<'a> Lowering<'a> {
                 }
             }
             Op::Linear(ref linear) => return self.linear(linear),
+            Op::Route(_) | Op::ExpertLinear(_) => {
+                let why = "on a GPU; a mixture of experts runs with --device cpu".to_owned();
+                return Err(ExecError::Unsupported { op: op.name().to_owned(), why });
+            }
             Op::Rope { x, table, head_dim } => {
                 let rotary_dim = self.plan.constant(table).cols;
                 let num_heads = x.width / head_dim;

@@ -26,6 +26,10 @@ impl Collector {
     pub fn read(&mut self, engine: &mut Engine, tokens: &[u32]) -> Result<(), EngineError> {
         engine.observe_prompt(tokens, &mut |plan, index, activations| {
             let op = &plan.ops[index];
+            if let Op::ExpertLinear(_) = op {
+                let why = "the inputs of single experts are not collected yet".to_owned();
+                return Err(ExecError::Unsupported { op: op.name().to_owned(), why });
+            }
             let (Op::Linear(linear), Some(_)) = (op, plan.op_layer(op)) else { return Ok(()) };
             let weight = plan.weight(linear.weight);
             let fault =

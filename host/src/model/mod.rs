@@ -10,7 +10,7 @@ mod names;
 mod rope;
 mod shares;
 
-pub use config::{Config, ConfigError, Family, LayerConfig, NormPlacement, QkNorm};
+pub use config::{Config, ConfigError, Experts, Family, LayerConfig, NormPlacement, QkNorm};
 pub use error::ModelError;
 pub(crate) use names::Names;
 pub(crate) use rope::yarn_attention_factor;

@@ -1,6 +1,6 @@
 //! Names of a family's tensors in a checkpoint, and what each packed weight is made of.
 
-use super::{Config, Family, QkNorm};
+use super::{Config, Experts, Family, QkNorm};
 
 /// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number;
 /// all of them take `.weight` or `.bias`.
@@ -21,8 +21,33 @@ pub(crate) struct Names {
     /// Gate and up, stacked in this order here or, where it is one name, already in the checkpoint.
     pub gate_up: &'static [&'static str],
     pub down: &'static str,
+    /// Those of experts.
+    pub experts: ExpertNames,
     /// Whether the rows of Q and K are in the order of interleaved RoPE.
     pub interleaved_rope: bool,
+}
+
+/// Names of a layer's experts in one kind of checkpoint.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ExpertNames {
+    /// The matrix whose products say where a token goes.
+    pub router: &'static str,
+    /// The prefix of an expert's number, after which its own names come; none where the matrices of
+    /// all experts are one tensor of three dimensions.
+    pub each: Option<&'static str>,
+    /// Gate and up.
+    pub gate_up: [&'static str; 2],
+    pub down: &'static str,
+}
+
+impl ExpertNames {
+    /// Stems of the tensors that hold `stem` of `num_experts` experts.
+    pub fn stems(&self, stem: &'static str, num_experts: usize) -> Vec<String> {
+        match self.each {
+            Some(each) => (0..num_experts).map(|expert| format!("{each}{expert}.{stem}")).collect(),
+            None => vec![stem.to_owned()],
+        }
+    }
 }
 
 impl Names {
@@ -31,6 +56,7 @@ impl Names {
     pub fn hugging_face(family: Family, has: impl Fn(&str) -> bool) -> &'static Names {
         let tables: &'static [Names] = match family {
             Family::Phi3 => &HF_PHI3,
+            Family::Mixtral => &HF_MIXTRAL,
             Family::Olmo2 | Family::Olmo3 => &HF_OLMO,
             Family::Mistral | Family::Ministral3 => &HF_MISTRAL,
             _ => &HF_LLAMA,
@@ -44,10 +70,11 @@ impl Names {
         match family {
             Family::Llama
             | Family::Mistral
+            | Family::Mixtral
             | Family::Granite
             | Family::SmolLm3
             | Family::Ministral3 => &GGUF_LLAMA,
-            Family::Qwen2 | Family::Qwen3 => &GGUF,
+            Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => &GGUF,
             Family::Phi3 => &GGUF_PHI3,
             Family::Olmo2 | Family::Olmo3 => &GGUF_OLMO,
         }
@@ -80,10 +107,27 @@ impl Names {
             }
             push(self.attention_out, &[hidden, q_width], config.attention_out_bias);
             push(self.mlp_norm, &[hidden], false);
-            for (stem, rows) in stacked(self.gate_up, &[intermediate_size; 2]) {
-                push(stem, &[rows, hidden], config.mlp_bias);
+            let Some(Experts { num_experts, .. }) = config.experts else {
+                for (stem, rows) in stacked(self.gate_up, &[intermediate_size; 2]) {
+                    push(stem, &[rows, hidden], config.mlp_bias);
+                }
+                push(self.down, &[hidden, intermediate_size], config.mlp_bias);
+                continue;
+            };
+            let ExpertNames { router, each, gate_up: [gate, up], down } = self.experts;
+            push(router, &[num_experts, hidden], false);
+            let shapes = [
+                (gate, [intermediate_size, hidden]),
+                (up, [intermediate_size, hidden]),
+                (down, [hidden, intermediate_size]),
+            ];
+            for (stem, [rows, cols]) in shapes {
+                let all = [num_experts, rows, cols];
+                let shape = if each.is_some() { &all[1..] } else { &all };
+                for stem in self.experts.stems(stem, num_experts) {
+                    push(&stem, shape, false);
+                }
             }
-            push(self.down, &[hidden, intermediate_size], config.mlp_bias);
         }
         tensors.push((format!("{}.weight", self.final_norm), vec![hidden]));
         if !config.tie_word_embeddings {
@@ -119,6 +163,12 @@ const HF: Names = Names {
     mlp_norm: "post_attention_layernorm",
     gate_up: &["mlp.gate_proj", "mlp.up_proj"],
     down: "mlp.down_proj",
+    experts: ExpertNames {
+        router: "mlp.gate",
+        each: Some("mlp.experts."),
+        gate_up: ["gate_proj", "up_proj"],
+        down: "down_proj",
+    },
     interleaved_rope: false,
 };
 
@@ -126,6 +176,18 @@ const HF_BARE: Names =
     Names { embedding: "embed_tokens", final_norm: "norm", layers: "layers.", ..HF };
 
 const HF_LLAMA: [Names; 2] = [HF, HF_BARE];
+
+const HF_MIXTRAL: [Names; 2] = [mixtral(HF), mixtral(HF_BARE)];
+
+const fn mixtral(names: Names) -> Names {
+    let experts = ExpertNames {
+        router: "block_sparse_moe.gate",
+        each: Some("block_sparse_moe.experts."),
+        gate_up: ["w1", "w3"],
+        down: "w2",
+    };
+    Names { experts, ..names }
+}
 
 const HF_PHI3: [Names; 2] = [phi3(HF), phi3(HF_BARE)];
 
@@ -176,6 +238,12 @@ const GGUF: Names = Names {
     mlp_norm: "ffn_norm",
     gate_up: &["ffn_gate", "ffn_up"],
     down: "ffn_down",
+    experts: ExpertNames {
+        router: "ffn_gate_inp",
+        each: None,
+        gate_up: ["ffn_gate_exps", "ffn_up_exps"],
+        down: "ffn_down_exps",
+    },
     interleaved_rope: false,
 };
 

@@ -58,8 +58,17 @@ impl Shares {
         if world > 1 && !(heads.len() * head_dim).is_multiple_of(out_unit) {
             return Err(not_shared("columns of attention", num_heads * head_dim, out_unit));
         }
-        let stems = names.gate_up.iter().chain([&names.down]);
-        let mlp_unit = stems.map(|stem| stored(stem)).max().unwrap_or(1);
+        let stems: Vec<String> = match model.config.experts {
+            None => {
+                names.gate_up.iter().chain([&names.down]).map(|stem| stem.to_string()).collect()
+            }
+            Some(_) => {
+                let [gate, up] = names.experts.gate_up;
+                let of_first = |stem| names.experts.stems(stem, 1);
+                [gate, up, names.experts.down].into_iter().flat_map(of_first).collect()
+            }
+        };
+        let mlp_unit = stems.iter().map(|stem| stored(stem)).max().unwrap_or(1);
         Ok(Shares {
             rank,
             heads,

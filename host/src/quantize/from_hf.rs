@@ -15,6 +15,9 @@ use gpu_types::Activation;
 /// The model in `dir` as GGUF describes it.
 pub(super) fn source<'a>(model: &'a Model, dir: &Path) -> Result<Source<'a>, QuantizeError> {
     let config = model.config();
+    if config.experts.is_some() {
+        return Err(QuantizeError::Experts);
+    }
     let mut metadata = Metadata(keys(config)?.into_iter().collect());
     let mut put = |key: &str, value| metadata.0.insert(key.to_owned(), value);
     if let Some(name) = dir.canonicalize().ok().as_deref().and_then(Path::file_name) {
@@ -32,9 +35,10 @@ pub(super) fn source<'a>(model: &'a Model, dir: &Path) -> Result<Source<'a>, Qua
 
 fn architecture(family: Family) -> &'static str {
     match family {
-        Family::Llama | Family::Mistral => "llama",
+        Family::Llama | Family::Mistral | Family::Mixtral => "llama",
         Family::Qwen2 => "qwen2",
         Family::Qwen3 => "qwen3",
+        Family::Qwen3Moe => "qwen3moe",
         Family::Phi3 => "phi3",
         Family::Granite => "granite",
         Family::SmolLm3 => "smollm3",
@@ -80,8 +84,20 @@ fn sizes(config: &Config) -> Vec<(&'static str, Value)> {
         ("attention.key_length", config.head_dim),
         ("attention.value_length", config.head_dim),
     ];
+    let experts = config.experts.map(|experts| {
+        [
+            ("expert_count", u32_value(experts.num_experts)),
+            ("expert_used_count", u32_value(experts.top_k)),
+            ("expert_feed_forward_length", u32_value(config.intermediate_size)),
+        ]
+    });
     let eps = ("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps));
-    counts.map(|(key, count)| (key, u32_value(count))).into_iter().chain([eps]).collect()
+    counts
+        .map(|(key, count)| (key, u32_value(count)))
+        .into_iter()
+        .chain(experts.into_iter().flatten())
+        .chain([eps])
+        .collect()
 }
 
 /// The sliding window, if the model has one: the same in every layer, or in those of OLMo that a list

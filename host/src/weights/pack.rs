@@ -74,7 +74,10 @@ impl Checkpoint {
             WeightSlice::Cols { of, .. } => (part.rows, of),
         };
         let expected = if vector { vec![rows] } else { vec![rows, cols] };
-        if entry.shape != expected {
+        // The matrices of all experts may be one tensor, which is read as one matrix on the other.
+        let is_stack = matches!(*entry.shape, [experts, of, cols_of]
+            if expected == [experts * of, cols_of]);
+        if entry.shape != expected && !is_stack {
             return Err(WeightsError::WrongShape {
                 path: entry.file.to_owned(),
                 tensor: part.source.clone(),

@@ -2,8 +2,8 @@
 //! blocks have whole ones.
 
 use super::super::{
-    AllReduce, AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend,
-    View, WeightId,
+    AllReduce, AppendAttention, Attention, Dtype, ExpertLinear, Linear, Norm, Op, Plan, PlanError,
+    RopeAppend, Route, View, WeightId,
 };
 
 /// Types that operations compute on.
@@ -79,6 +79,22 @@ impl Plan {
                 is("out", self.dtype(out), if x == Dtype::F32 { any } else { &same })
             }
             Op::Linear(ref linear) => self.check_linear_dtypes(&at, linear),
+            Op::Route(Route { logits, experts, weights, .. }) => {
+                is("the logits", self.dtype(logits), &[Dtype::F32])?;
+                is("the experts", self.dtype(experts), &[Dtype::U32])?;
+                is("the weights", self.dtype(weights), &[Dtype::F32])
+            }
+            Op::ExpertLinear(ExpertLinear { x, experts, weight, weights, out, .. }) => {
+                let operand = self.numerics.precision.operand();
+                is("x", self.dtype(x), &[operand])?;
+                is("the experts", self.dtype(experts), &[Dtype::U32])?;
+                self.check_matrix(&at, "the weight", weight, &[operand])?;
+                match weights {
+                    Some(weights) => is("the weights", self.dtype(weights), &[Dtype::F32])?,
+                    None => is("out", self.dtype(out), &[operand])?,
+                }
+                is("out", self.dtype(out), FLOATS)
+            }
             Op::Rope { x, .. } => is("x", self.dtype(x), FLOATS),
             Op::KvAppend { k, v, .. } => {
                 let k = self.dtype(k);

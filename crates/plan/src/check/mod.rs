@@ -5,9 +5,9 @@ mod dtypes;
 mod tests;
 
 use super::{
-    AllReduce, AppendAttention, Attention, Constant, ConstantId, Dtype, Linear,
-    MaterializedAttention, Op, PartTransform, Plan, PlanError, RopeAppend, Rows, View, Weight,
-    WeightId, WeightPart,
+    AllReduce, AppendAttention, Attention, Constant, ConstantId, Dtype, ExpertLinear, Linear,
+    MaterializedAttention, Op, PartTransform, Plan, PlanError, RopeAppend, Route, Rows, View,
+    Weight, WeightId, WeightPart,
 };
 
 impl Plan {
@@ -124,6 +124,13 @@ impl Plan {
                 same("columns left over", x.width % self.vector(weight)?, 0)
             }
             Op::Linear(linear) => self.check_linear(&linear),
+            Op::Route(Route { logits, experts, weights, .. }) => {
+                self.same_rows(logits, experts)?;
+                self.same_shape(experts, weights)?;
+                let (top_k, all) = (experts.width, logits.width);
+                ensure(top_k <= all, || format!("{top_k} of {all} experts"))
+            }
+            Op::ExpertLinear(op) => self.check_expert_linear(&op),
             Op::Rope { x, table, head_dim } => self.check_rope(x, table, head_dim),
             Op::KvAppend { layer, k, v } => self.check_append(layer, k, v),
             Op::RopeAppend(append) => self.check_rope_append(&append),
@@ -188,6 +195,21 @@ impl Plan {
         op.bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
         ensure(op.gate.is_none() || op.residual.is_none(), || "a residual after a gate".into())?;
         op.residual.map_or(Ok(()), |residual| self.same_shape(residual, op.out))
+    }
+
+    fn check_expert_linear(&self, op: &ExpertLinear) -> Result<(), String> {
+        let &ExpertLinear { x, experts, weight, num_experts, weights, out } = op;
+        let weight = self.weight(weight);
+        ensure(num_experts > 0, || "no experts".into())?;
+        same("rows left over", weight.rows % num_experts, 0)?;
+        let (rows, top_k) = (weight.rows / num_experts, experts.width);
+        self.same_rows(x, experts)?;
+        self.same_rows(x, out)?;
+        ensure([weight.cols, top_k * weight.cols].contains(&x.width), || {
+            format!("{} columns of x for experts of {}", x.width, weight.cols)
+        })?;
+        weights.map_or(Ok(()), |weights| self.same_shape(weights, experts))?;
+        same("columns of out", out.width, rows * if weights.is_some() { 1 } else { top_k })
     }
 
     fn check_rope(&self, x: View, table: ConstantId, head_dim: usize) -> Result<(), String> {

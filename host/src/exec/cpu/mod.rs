@@ -13,11 +13,12 @@ use super::{
 };
 use crate::plan::{
     AppendAttention, ArenaLayout, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op, Plan,
-    RopeAppend, StepInputs, View, WeightId,
+    RopeAppend, Route, StepInputs, View, WeightId,
 };
 use blocks::fp8;
 use cpu_ops::activations::{Frame, Rows, RowsMut, arena_words};
 use cpu_ops::attention::{self, materialized};
+use cpu_ops::experts::{self, ExpertLinear};
 use cpu_ops::kv::KvCache;
 use cpu_ops::weights::StoredWeight;
 use cpu_ops::{activation, host_memory, linear, ops, round};
@@ -277,6 +278,21 @@ impl RankStep<'_> {
                 let gate = op.gate_before.map(|(_, gate)| others.rows(gate));
                 linear_layer(plan, op, weight, &others.rows(op.x), gate.as_ref(), out);
             }),
+            Op::Route(ref op) => self.route(op),
+            Op::ExpertLinear(ref op) => {
+                let experts: Vec<u32> =
+                    frame.rows(op.experts).iter().flatten().map(|index| index.to_bits()).collect();
+                let layer = ExpertLinear {
+                    weight: weight(op.weight),
+                    num_experts: op.num_experts,
+                    width: plan.weight(op.weight).cols,
+                    batch_invariant: plan.numerics().batch_invariant,
+                };
+                frame.write(op.out, None, |out, others| {
+                    let weights = op.weights.map(|weights| others.rows(weights));
+                    layer.compute(&others.rows(op.x), &experts, weights.as_ref(), out);
+                });
+            }
             Op::Rope { x, table, head_dim } => frame.write(x, Some(x), |x, _| {
                 ops::rope(plan.constant(table), &inputs.positions, head_dim, x);
             }),
@@ -339,6 +355,29 @@ impl RankStep<'_> {
                 }
             }
         }
+    }
+
+    /// Chooses the experts of every token.
+    fn route(&mut self, op: &Route) {
+        let top_k = op.experts.width;
+        let logits = self.frame.rows(op.logits);
+        let mut experts = vec![0; logits.num_rows() * top_k];
+        let mut chosen = vec![0.0; experts.len()];
+        let outs = experts.chunks_exact_mut(top_k).zip(chosen.chunks_exact_mut(top_k));
+        for (logits, (experts, weights)) in logits.iter().zip(outs) {
+            experts::route(logits, op.normalise, experts, weights);
+        }
+        self.frame.write(op.weights, None, |out, _| {
+            out.for_each(|token, out| out.copy_from_slice(&chosen[token * top_k..][..top_k]));
+        });
+        // Integers are in the words of the arena as they are.
+        self.frame.write(op.experts, None, |out, _| {
+            out.for_each(|token, out| {
+                let experts = &experts[token * top_k..][..top_k];
+                let words = out.iter_mut().zip(experts);
+                words.for_each(|(word, &expert)| *word = f32::from_bits(expert));
+            });
+        });
     }
 
     /// Rotates K, and appends it with V.

@@ -6,8 +6,8 @@
 use super::fields::{Fields, POSITIVE};
 use super::hf_layers::{every_but_last_of, index_of};
 use super::{
-    Config, ConfigError, Family, LayerConfig, MULTIPLIER, NormPlacement, QkNorm, QueryScaling,
-    range,
+    Config, ConfigError, Experts, Family, LayerConfig, MULTIPLIER, NormPlacement, QkNorm,
+    QueryScaling, range,
 };
 use crate::model::names::Names;
 use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
@@ -47,9 +47,7 @@ impl Config {
         let family = Family::from_name(&architecture)?;
         let names = Names::gguf(family);
         let fields = Fields::gguf(metadata, &architecture);
-        if fields.count("expert_count", 0..=usize::MAX)?.is_some_and(|experts| experts > 0) {
-            return Err(fields.invalid("expert_count", "mixtures of experts are not supported"));
-        }
+        let experts = experts(&fields, family)?;
 
         let num_heads = fields.required_count("attention.head_count", range::NUM_HEADS)?;
         let hidden_size = fields.required_count("embedding_length", range::HIDDEN_SIZE)?;
@@ -73,8 +71,14 @@ impl Config {
             family,
             vocab_size: vocab_size(names, tensors)?,
             hidden_size,
-            intermediate_size: fields
-                .required_count("feed_forward_length", range::INTERMEDIATE_SIZE)?,
+            intermediate_size: fields.required_count(
+                match family {
+                    Family::Qwen3Moe => "expert_feed_forward_length",
+                    _ => "feed_forward_length",
+                },
+                range::INTERMEDIATE_SIZE,
+            )?,
+            experts,
             activation: Activation::Silu,
             num_heads,
             num_kv_heads: fields
@@ -87,7 +91,7 @@ impl Config {
             tie_word_embeddings: tensors.shape(&format!("{}.weight", names.lm_head)).is_none(),
             qkv_bias: family == Family::Qwen2 || has_bias(names.qkv[0]),
             attention_out_bias: has_bias(names.attention_out),
-            mlp_bias: has_bias(names.down),
+            mlp_bias: experts.is_none() && has_bias(names.down),
             qk_norm: QkNorm::of(family),
             norms: NormPlacement::of(family),
             embedding_multiplier: multiplier("embedding_scale")?.unwrap_or(1.0),
@@ -101,6 +105,21 @@ impl Config {
         }
         .checked()
     }
+}
+
+/// The experts that are in every layer. llama.cpp knows by the architecture that the probabilities
+/// of the chosen ones are divided by their sum.
+fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>, ConfigError> {
+    const COUNT: &str = "expert_count";
+    let count = fields.count(COUNT, 0..=*range::NUM_EXPERTS.end())?.filter(|count| *count > 0);
+    let num_experts = match (count, family) {
+        (Some(count), Family::Llama | Family::Qwen3Moe) => count,
+        (None, Family::Qwen3Moe) => fields.required_count(COUNT, range::NUM_EXPERTS)?,
+        (None, _) => return Ok(None),
+        (Some(_), _) => return Err(fields.invalid(COUNT, "experts of this family are not known")),
+    };
+    let top_k = fields.required_count("expert_used_count", range::NUM_EXPERTS)?;
+    Ok(Some(Experts { num_experts, top_k, normalise: true }))
 }
 
 /// A factor of a family that has them; 0 stands for none.

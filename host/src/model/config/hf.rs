@@ -2,7 +2,8 @@
 
 use super::fields::{Fields, POSITIVE};
 use super::{
-    Config, ConfigError, Family, MULTIPLIER, NormPlacement, QkNorm, hf_layers, range, rope_hf,
+    Config, ConfigError, Experts, Family, MULTIPLIER, NormPlacement, QkNorm, hf_layers, range,
+    rope_hf,
 };
 use gpu_types::Activation;
 use serde_json::Value;
@@ -41,6 +42,15 @@ impl Defaults {
                 sliding_window: Some(4096),
                 ..BASE
             },
+            Family::Qwen3Moe => {
+                Defaults { num_kv_heads: Some(4), sliding_window: Some(4096), ..BASE }
+            }
+            Family::Mixtral => Defaults {
+                num_kv_heads: Some(8),
+                rms_norm_eps: 1e-5,
+                rope_theta: 1_000_000.0,
+                ..BASE
+            },
             Family::Phi3 | Family::Olmo2 => Defaults { rms_norm_eps: 1e-5, ..BASE },
             Family::Olmo3 => Defaults {
                 rms_norm_eps: 1e-5,
@@ -62,8 +72,15 @@ impl Defaults {
 }
 
 /// Families whose attention, or MLP, has a bias if config.json says so.
-const ATTENTION_BIAS: [Family; 6] =
-    [Family::Llama, Family::Qwen3, Family::Granite, Family::SmolLm3, Family::Olmo2, Family::Olmo3];
+const ATTENTION_BIAS: [Family; 7] = [
+    Family::Llama,
+    Family::Qwen3,
+    Family::Qwen3Moe,
+    Family::Granite,
+    Family::SmolLm3,
+    Family::Olmo2,
+    Family::Olmo3,
+];
 const MLP_BIAS: [Family; 3] = [Family::Llama, Family::Granite, Family::SmolLm3];
 
 impl Config {
@@ -127,8 +144,14 @@ impl Config {
             family,
             vocab_size: fields.required_count("vocab_size", range::VOCAB_SIZE)?,
             hidden_size,
-            intermediate_size: fields
-                .required_count("intermediate_size", range::INTERMEDIATE_SIZE)?,
+            intermediate_size: fields.required_count(
+                match family {
+                    Family::Qwen3Moe => "moe_intermediate_size",
+                    _ => "intermediate_size",
+                },
+                range::INTERMEDIATE_SIZE,
+            )?,
+            experts: experts(&fields, family)?,
             activation,
             num_heads,
             num_kv_heads,
@@ -155,4 +178,29 @@ impl Config {
         }
         .checked()
     }
+}
+
+/// The experts that are in every layer.
+fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>, ConfigError> {
+    let num_experts = match family {
+        Family::Qwen3Moe if !fields.has("num_local_experts") => "num_experts",
+        // As transformers 5 saves both.
+        Family::Qwen3Moe | Family::Mixtral => "num_local_experts",
+        _ => return Ok(None),
+    };
+    if family == Family::Qwen3Moe {
+        let step = fields.count("decoder_sparse_step", 0..=usize::MAX)?.unwrap_or(1);
+        if step != 1 {
+            return Err(fields.invalid("decoder_sparse_step", "experts in every layer: 1"));
+        }
+        if fields.flags("mlp_only_layers")?.is_some_and(|layers| !layers.is_empty()) {
+            return Err(fields.invalid("mlp_only_layers", "experts in every layer: an empty list"));
+        }
+    }
+    Ok(Some(Experts {
+        num_experts: fields.required_count(num_experts, range::NUM_EXPERTS)?,
+        top_k: fields.required_count("num_experts_per_tok", range::NUM_EXPERTS)?,
+        // transformers' class of Qwen3 MoE has false, which no published model takes.
+        normalise: family == Family::Mixtral || fields.flag("norm_topk_prob", false)?,
+    }))
 }

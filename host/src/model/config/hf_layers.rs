@@ -67,8 +67,10 @@ fn windows(
     let num_layers = rotates.len();
     let in_use = match family {
         Family::Llama | Family::Granite | Family::Olmo2 => false,
-        Family::Mistral | Family::Phi3 | Family::Olmo3 | Family::Ministral3 => true,
-        Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => {
+        Family::Mistral | Family::Mixtral | Family::Phi3 | Family::Olmo3 | Family::Ministral3 => {
+            true
+        }
+        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::SmolLm3 => {
             fields.flag("use_sliding_window", false)?
         }
     };

@@ -25,11 +25,22 @@ impl QkNorm {
     /// What every model of `family` has.
     pub(super) fn of(family: Family) -> Option<Self> {
         match family {
-            Family::Qwen3 => Some(QkNorm::PerHead),
+            Family::Qwen3 | Family::Qwen3Moe => Some(QkNorm::PerHead),
             Family::Olmo2 | Family::Olmo3 => Some(QkNorm::AllHeads),
             _ => None,
         }
     }
+}
+
+/// Experts in the place of each layer's MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub num_experts: usize,
+    /// Experts that a token goes to: those with the largest probabilities.
+    pub top_k: usize,
+    /// Whether the probabilities of these are divided by their sum.
+    pub normalise: bool,
 }
 
 /// Where a branch has its norm.

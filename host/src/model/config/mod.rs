@@ -9,7 +9,7 @@ mod rope_hf;
 #[cfg(test)]
 mod tests;
 
-pub use layer::{LayerConfig, NormPlacement, QkNorm};
+pub use layer::{Experts, LayerConfig, NormPlacement, QkNorm};
 
 use super::rope::{QueryScaling, Rope, RopeScaling};
 use crate::weights::WeightsError;
@@ -24,6 +24,8 @@ pub enum Family {
     Mistral,
     Qwen2,
     Qwen3,
+    Qwen3Moe,
+    Mixtral,
     Phi3,
     Granite,
     SmolLm3,
@@ -34,11 +36,15 @@ pub enum Family {
 
 impl Family {
     /// Every family, by the names that `model_type` and `general.architecture` have for it.
-    pub const ALL: [(&'static str, Family); 11] = [
+    pub const ALL: [(&'static str, Family); 14] = [
         ("llama", Family::Llama),
         ("mistral", Family::Mistral),
         ("qwen2", Family::Qwen2),
         ("qwen3", Family::Qwen3),
+        ("qwen3_moe", Family::Qwen3Moe),
+        // As GGUF calls it, where Mixtral is `llama`.
+        ("qwen3moe", Family::Qwen3Moe),
+        ("mixtral", Family::Mixtral),
         ("phi3", Family::Phi3),
         ("granite", Family::Granite),
         ("smollm3", Family::SmolLm3),
@@ -72,8 +78,10 @@ pub struct Config {
     pub vocab_size: usize,
     /// Elements of the residual stream.
     pub hidden_size: usize,
-    /// Elements between gate/up and down.
+    /// Elements between gate/up and down, of each expert where there are some.
     pub intermediate_size: usize,
+    /// The experts, of a mixture.
+    pub experts: Option<Experts>,
     /// What the gate goes through.
     pub activation: Activation,
     /// Query heads; a multiple of `num_kv_heads`.
@@ -136,6 +144,14 @@ impl Config {
             num_kv_heads.to_string(),
             &format!("it must divide the {num_heads} query heads"),
         )?;
+        if let Some(Experts { num_experts, top_k, .. }) = self.experts {
+            must(
+                top_k <= num_experts,
+                "num_experts_per_tok",
+                top_k.to_string(),
+                &format!("there are {num_experts} experts"),
+            )?;
+        }
         must(
             head_dim.is_multiple_of(2) && (2..=Self::MAX_HEAD_DIM).contains(&head_dim),
             "head_dim",
@@ -255,5 +271,6 @@ mod range {
     pub const NUM_LAYERS: RangeInclusive<usize> = 1..=1 << 10;
     pub const NUM_HEADS: RangeInclusive<usize> = 1..=1 << 12;
     pub const HEAD_DIM: RangeInclusive<usize> = 2..=super::Config::MAX_HEAD_DIM;
+    pub const NUM_EXPERTS: RangeInclusive<usize> = 1..=1 << 12;
     pub const POSITIONS: RangeInclusive<usize> = 1..=super::Config::MAX_POSITIONS;
 }
