@@ -2,7 +2,7 @@
 //! function a format, which unpacks a block to small integers and scales.
 //!
 //! The functions are straight-line code that the compiler vectorises; `pulp` compiles it for AVX-512,
-//! for AVX2 and for any processor, and chooses when the program runs.
+//! for AVX2, for NEON and for any processor, and chooses when the program runs.
 //!
 //! Source: the `block_*` structures in ggml's ggml-common.h and `dequantize_row_*` in
 //! ggml-quants.c.
@@ -200,6 +200,9 @@ fn dispatch(arch: Arch, work: impl WithLanes) {
             #[inline(always)]
             || work.run(simd),
         ),
+        // Every 64-bit Arm that the standard library runs on has it: nothing to switch on.
+        #[cfg(target_arch = "aarch64")]
+        Arch::Neon(simd) => work.run(simd),
         _ => work.run(Portable),
     }
 }
@@ -371,12 +374,16 @@ mod tests {
 
     /// Instruction sets of this processor alone.
     #[test]
-    #[cfg(target_arch = "x86_64")]
     fn every_instruction_set_gives_the_same_bits() {
-        use pulp::x86::{V3, V4};
-        let mut archs = vec![Arch::new()];
-        archs.extend(V3::try_new().map(Arch::V3));
-        archs.extend(V4::try_new().map(Arch::V4));
+        let archs = [
+            Some(Arch::new()),
+            #[cfg(target_arch = "x86_64")]
+            pulp::x86::V3::try_new().map(Arch::V3),
+            #[cfg(target_arch = "x86_64")]
+            pulp::x86::V4::try_new().map(Arch::V4),
+            #[cfg(target_arch = "aarch64")]
+            pulp::aarch64::Neon::try_new().map(Arch::Neon),
+        ];
         let plain = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E4M3];
         for dtype in plain.into_iter().chain(BlockFormat::ALL.map(Dtype::Blocks)) {
             // Bytes in no order (Fibonacci hashing); of f32 and the scales every exponent.
@@ -392,7 +399,7 @@ mod tests {
                 out.into_iter().map(bits).collect::<Vec<_>>()
             };
             let wanted = decode(Arch::Scalar);
-            assert!(archs.iter().all(|&arch| decode(arch) == wanted), "{dtype}");
+            assert!(archs.iter().flatten().all(|&arch| decode(arch) == wanted), "{dtype}");
         }
     }
 }

@@ -2,8 +2,8 @@
 //! bits, which have a scale for each 32 columns.
 //!
 //! `sum_k (scale * level[k] + offset) * x[k]`, group by group, is
-//! `scale * x_scale * sum_k level[k] * q[k] + offset * sum_k x[k]`. Two products are added in
-//! 32-bit integers, exactly; all else is f32. x loses what is below 2^-16 of the largest in its 32
+//! `scale * x_scale * sum_k level[k] * q[k] + offset * sum_k x[k]`. Two products (with NEON four) are
+//! added in 32-bit integers, exactly; all else is f32. x loses what is below 2^-16 of the largest in its 32
 //! columns. The bits of a row do not depend on the other rows.
 
 use super::lanes::{Lanes, array_of, map, sum};

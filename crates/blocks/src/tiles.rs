@@ -23,7 +23,7 @@ type Column<T> = [[T; 16]; 2];
 
 /// A tile of a weight.
 pub struct Tile {
-    /// Pairs of levels that follow each other in a row, as 16-bit halves.
+    /// Pairs of levels that follow each other in a row, as [`Lanes::transpose_pairs`] gives them.
     levels: Vec<[Column<u32>; STEP / 2]>,
     /// Scales of groups, and offsets.
     scales: Vec<Column<f32>>,
@@ -109,7 +109,7 @@ impl WithLanes for Transpose<'_> {
             for (pairs, levels) in rows.iter_mut().zip(self.levels) {
                 *pairs = lanes.widen_pairs(&levels.as_chunks().0[step]);
             }
-            for (out, column) in out.iter_mut().zip(lanes.transpose(&rows)) {
+            for (out, column) in out.iter_mut().zip(lanes.transpose_pairs(&rows)) {
                 out[self.half] = column;
             }
         }
@@ -181,32 +181,25 @@ fn block_times_tile<L: Lanes, const B: usize, const GROUPS: usize, const OFFSETS
     let groups =
         tile.scales.as_chunks::<GROUPS>().0.iter().zip(tile.offsets.as_chunks::<GROUPS>().0);
     for (step, (levels, (scales, offsets))) in tile.levels[..steps].iter().zip(groups).enumerate() {
+        let operands = Operands {
+            levels,
+            scales,
+            x: array::from_fn(|b| &values[b][step]),
+            x_scales: array_of(|b| x_scales[b][step]),
+        };
         for part in 0..GROUPS {
-            let mut ints = [[lanes.zero_i32s(); 2]; B];
-            let pairs = STEP / 2 / GROUPS;
-            for pair in part * pairs..(part + 1) * pairs {
-                for b in 0..B {
-                    let [low, high] = [values[b][step][2 * pair], values[b][step][2 * pair + 1]];
-                    let [low, high] = [low, high].map(|x| u32::from(x.cast_unsigned()));
-                    let x = low | high << 16;
-                    for half in 0..2 {
-                        ints[b][half] =
-                            lanes.multiply_add_halves(&levels[pair][half], x, ints[b][half]);
-                    }
-                }
+            // The sums of both halves only where these have registers.
+            if lanes.has_32_registers() {
+                operands.add::<_, 2>(lanes, part, 0, &mut sums);
+            } else {
+                operands.add::<_, 1>(lanes, part, 0, &mut sums);
+                operands.add::<_, 1>(lanes, part, 1, &mut sums);
             }
-            for b in 0..B {
-                for half in 0..2 {
-                    let sum = &mut sums[b][half];
-                    *sum = lanes.scale_add(
-                        ints[b][half],
-                        &scales[part][half],
-                        x_scales[b][step],
-                        *sum,
-                    );
-                    if OFFSETS {
-                        let x_sum = [x_sums[b][step * GROUPS + part]; 16];
-                        *sum = lanes.multiply_add(&offsets[part][half], &x_sum, *sum);
+            if OFFSETS {
+                for b in 0..B {
+                    let x_sum = [x_sums[b][step * GROUPS + part]; 16];
+                    for (sum, offsets) in sums[b].iter_mut().zip(&offsets[part]) {
+                        *sum = lanes.multiply_add(offsets, &x_sum, *sum);
                     }
                 }
             }
@@ -215,6 +208,45 @@ fn block_times_tile<L: Lanes, const B: usize, const GROUPS: usize, const OFFSETS
     for (acc, sums) in acc.iter_mut().zip(sums) {
         for (acc, sums) in acc.as_chunks_mut::<16>().0.iter_mut().zip(sums) {
             *acc = lanes.values(sums);
+        }
+    }
+}
+
+/// The columns of a step: of a tile and of `B` rows of x, in `GROUPS` groups.
+struct Operands<'a, const B: usize, const GROUPS: usize> {
+    levels: &'a [Column<u32>; STEP / 2],
+    scales: &'a [Column<f32>; GROUPS],
+    x: [&'a [i16; STEP]; B],
+    x_scales: [f32; B],
+}
+
+impl<const B: usize, const GROUPS: usize> Operands<'_, B, GROUPS> {
+    /// Adds the products of group `part` with `H` halves of the tile's rows, from `first` on, to
+    /// `sums`.
+    #[inline(always)]
+    fn add<L: Lanes, const H: usize>(
+        &self,
+        lanes: L,
+        part: usize,
+        first: usize,
+        sums: &mut [[L::F32s; 2]; B],
+    ) {
+        let pairs = STEP / 2 / GROUPS;
+        let mut ints = [[lanes.zero_i32s(); H]; B];
+        for pair in part * pairs..(part + 1) * pairs {
+            for (ints, x) in ints.iter_mut().zip(&self.x) {
+                let x = [x[2 * pair], x[2 * pair + 1]];
+                let [low, high] = x.map(|x| u32::from(x.cast_unsigned()));
+                for (acc, levels) in ints.iter_mut().zip(&self.levels[pair][first..]) {
+                    *acc = lanes.multiply_add_halves(levels, low | high << 16, *acc);
+                }
+            }
+        }
+        for b in 0..B {
+            for half in 0..H {
+                let (sum, scales) = (&mut sums[b][first + half], &self.scales[part][first + half]);
+                *sum = lanes.scale_add(ints[b][half], scales, self.x_scales[b], *sum);
+            }
         }
     }
 }
