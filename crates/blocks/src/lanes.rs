@@ -557,7 +557,7 @@ impl Lanes for Neon {
         pulp::cast(out)
     }
 
-    /// Of each eight pairs first the low halves, then the high ones.
+    /// The low halves of each eight pairs come first, then the high ones.
     #[inline(always)]
     fn transpose_pairs(self, rows: &[[u32; 16]; 16]) -> [[u32; 16]; 16] {
         let split = |column: [u32; 16]| -> [u32; 16] {

@@ -21,7 +21,7 @@ pub(crate) struct Names {
     /// Gate and up, stacked in this order here or, where it is one name, already in the checkpoint.
     pub gate_up: &'static [&'static str],
     pub down: &'static str,
-    /// Those of experts.
+    /// Names of experts.
     pub experts: ExpertNames,
     /// Whether the rows of Q and K are in the order of interleaved RoPE.
     pub interleaved_rope: bool,

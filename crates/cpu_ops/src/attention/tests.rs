@@ -148,7 +148,7 @@ fn attention_at_depth_matches_oracle() {
     }
 }
 
-/// Of random values the largest error is about that of an element: half a step of its type.
+/// The largest error of random values is about that of an element: half a step of its type.
 #[test]
 fn every_type_of_cache_matches_oracle() {
     let tolerances = [

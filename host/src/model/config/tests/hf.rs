@@ -287,7 +287,7 @@ fn a_missing_field_is_named() {
 #[test]
 fn rejects_what_no_model_has() {
     for (field, value, expected) in [
-        ("model_type", json!("mamba"), "known are llama, mistral, qwen2, qwen3, phi3"),
+        ("model_type", json!("mamba"), "known are llama, mistral, qwen2, qwen3, qwen3_moe"),
         ("model_type", json!("\u{1b}[2J"), "`\\u{1b}[2J`"),
         ("model_type", json!(7), "`model_type` is 7: a string"),
         ("hidden_act", json!("relu"), "known are silu, swish"),
