@@ -63,7 +63,8 @@ fn divergence_is_llama_perplexitys() {
     let (got, want) = (lines(&got), lines(&want));
     assert_eq!(got.len(), want.len());
     for (got, want) in got.iter().zip(&want) {
-        assert_close(got, want, 2e-6);
+        // One is the difference, 54, of perplexities of 900, each within 2e-6.
+        assert_close(got, want, 1e-5);
     }
 }
 
