@@ -2,9 +2,9 @@
 //! bits, which have a scale for each 32 columns.
 //!
 //! `sum_k (scale * level[k] + offset) * x[k]`, group by group, is
-//! `scale * x_scale * sum_k level[k] * q[k] + offset * sum_k x[k]`. Two products (with NEON four) are
-//! added in 32-bit integers, exactly; all else is f32. x loses what is below 2^-16 of the largest in its 32
-//! columns. The bits of a row do not depend on the other rows.
+//! `scale * x_scale * sum_k level[k] * q[k] + offset * sum_k x[k]`. Two products (with NEON four)
+//! are added in 32-bit integers, exactly; all else is f32. x loses what is below 2^-16 of the largest
+//! in its 32 columns. The bits of a row do not depend on the other rows.
 
 use super::lanes::{Lanes, array_of, map, sum};
 use super::{Arch, Blocks, IntegerFormat, Levels, WithLanes, dispatch};
@@ -55,26 +55,10 @@ impl IntegerRows {
         out
     }
 
-    /// Number of rows.
-    pub fn num_rows(&self) -> usize {
-        self.num_rows
-    }
-
-    /// Columns of a row.
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
-    /// Columns of the panel at `column`.
-    #[inline(always)]
-    fn panel_columns(&self, column: usize) -> usize {
-        PANEL_COLUMNS.min(self.width - column)
-    }
-
     /// Row `row` of the panel at `column`.
     #[inline(always)]
     pub(super) fn panel(&self, row: usize, column: usize) -> &[[i16; X_GROUP]] {
-        let columns = self.panel_columns(column);
+        let columns = PANEL_COLUMNS.min(self.width - column);
         let start = column * self.num_rows + row * columns;
         self.values[start..start + columns].as_chunks().0
     }
