@@ -130,9 +130,10 @@ fn num_gpus(device: Device) -> Option<usize> {
 
 /// `on`, if so many devices can share the model of `dir`, and `what` of it shows what others do not.
 fn is_shared(dir: &Path, what: &str, on: On) -> Result<On, &'static str> {
-    // Tied and not, with biases and without, of fused tensors, with QK-norm over a head and over all; KV heads that ranks share.
-    const SHARED: [&str; 5] = ["llama-gqa", "qwen3", "phi3", "qwen2", "olmo3"];
-    const IN_F32: [&str; 3] = ["llama-gqa", "mistral-window", "qwen3"];
+    // Tied and not, with biases and without, of fused tensors, with QK-norm over a head and over all; KV heads that ranks share;
+    // experts.
+    const SHARED: [&str; 6] = ["llama-gqa", "qwen3", "phi3", "qwen2", "olmo3", "qwen3-moe"];
+    const IN_F32: [&str; 4] = ["llama-gqa", "mistral-window", "qwen3", "qwen3-moe"];
     let emulated = match (on.precision, on.world) {
         (Precision::F32, 1) => Some(&IN_F32[..]),
         (_, 1) => None,
@@ -146,9 +147,6 @@ fn is_shared(dir: &Path, what: &str, on: On) -> Result<On, &'static str> {
     }
     let model = Model::open(dir).unwrap_or_else(|error| panic!("{error}"));
     let config = model.config();
-    if config.experts.is_some() && on.device != Device::Cpu {
-        return Err("experts run on the CPU alone");
-    }
     let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
     let divides = kv_heads.is_multiple_of(on.world) || on.world.is_multiple_of(kv_heads);
     match heads.is_multiple_of(on.world) && divides {

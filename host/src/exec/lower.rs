@@ -22,6 +22,7 @@ mod count;
 mod cublas;
 mod dequantise;
 mod element;
+mod experts;
 mod fuse;
 mod libraries;
 mod linear;
@@ -147,6 +148,7 @@ pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
             let own = linear::layer(plan, linear_op).workspace_bytes();
             cublas::product_bytes(plan, op, gemm).max(own)
         }
+        Op::ExpertLinear(op) => experts::workspace_bytes(plan, op),
         Op::Sample { x, .. } => sample(plan, *x).scratch_bytes(),
         _ => 0,
     };
@@ -327,10 +329,8 @@ impl<'a> Lowering<'a> {
                 }
             }
             Op::Linear(ref linear) => return self.linear(linear),
-            Op::Route(_) | Op::ExpertLinear(_) => {
-                let why = "on a GPU; a mixture of experts runs with --device cpu".to_owned();
-                return Err(ExecError::Unsupported { op: op.name().to_owned(), why });
-            }
+            Op::Route(ref route) => self.route(route)?,
+            Op::ExpertLinear(ref linear) => return self.expert_linear::<E>(linear),
             Op::Rope { x, table, head_dim } => {
                 let rotary_dim = self.plan.constant(table).cols;
                 let num_heads = x.width / head_dim;

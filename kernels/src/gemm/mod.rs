@@ -4,6 +4,7 @@
 
 pub mod config;
 mod epilogue;
+pub mod experts;
 pub mod fp8;
 pub mod kernels;
 mod mainloop;

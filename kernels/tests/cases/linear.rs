@@ -5,7 +5,7 @@ mod layers;
 mod recorded;
 mod small;
 mod tiles;
-mod weights;
+pub mod weights;
 
 use crate::harness::*;
 use cuda_std::launch::{DevicePtr, Launch};

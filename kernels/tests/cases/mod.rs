@@ -3,6 +3,7 @@
 mod attention;
 mod cache;
 mod collective;
+mod experts;
 mod linear;
 mod rows;
 mod sampling;

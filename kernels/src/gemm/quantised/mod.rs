@@ -32,7 +32,7 @@ pub mod streamed;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
-mod packed;
+pub(in crate::gemm) mod packed;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use gpu_types::BlockFormat;
 #[cfg(not(target_arch = "nvptx64"))]

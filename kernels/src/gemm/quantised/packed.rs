@@ -46,15 +46,23 @@ const _: () = {
 ///
 /// # Errors
 /// [`LaunchError::Shape`] if there is none.
-pub(super) fn instance_of<I: Copy>(
+pub fn instance_of<I: Copy>(
     format: BlockFormat,
     all: &[I],
     f: fn(I) -> TypeId,
     is_it: impl Fn(I) -> bool,
 ) -> Result<I, LaunchError> {
-    let reader = with_format!(format, F => TypeId::of::<F>());
-    let mut found = all.iter().copied().filter(|&i| Some(f(i)) == reader && is_it(i));
+    let reader = format_type(format)?;
+    let mut found = all.iter().copied().filter(|&i| f(i) == reader && is_it(i));
     found.next().ok_or_else(|| no_kernel(format))
+}
+
+/// The type that reads tiles of `format`.
+///
+/// # Errors
+/// [`LaunchError::Shape`] if there is none.
+pub fn format_type(format: BlockFormat) -> Result<TypeId, LaunchError> {
+    with_format!(format, F => TypeId::of::<F>()).ok_or_else(|| no_kernel(format))
 }
 
 fn no_kernel(format: BlockFormat) -> LaunchError {
@@ -153,7 +161,7 @@ fn pack_unit(
 }
 
 /// Whether kernels take a packed weight `[n, k]` of `format` at `weight`.
-pub(super) fn check(
+pub fn check(
     format: BlockFormat,
     n: usize,
     k: usize,

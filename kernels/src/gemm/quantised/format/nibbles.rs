@@ -111,9 +111,9 @@ fn add_plane<const BITS: usize>(words: &mut [u32; 4], plane: &[u32], step: usize
     let mask = (((1 << BITS) - 1) << to) * 0x0001_0001;
     // Bytes of each half swapped, the second columns' bits are where the first's are.
     let first = word >> shift;
-    let second = math::byte_perm(word, 0, 0x2301) >> shift;
     words[0] |= first & mask;
     words[1] |= first & (mask << 4);
+    let second = math::byte_perm(word, 0, 0x2301) >> shift;
     words[2] |= second & mask;
     words[3] |= second & (mask << 4);
 }

@@ -17,7 +17,7 @@
 //! Measurements: `docs/measurements/gemm_quantised_prompts.md`.
 
 mod epilogue;
-mod fragment;
+pub(in crate::gemm) mod fragment;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 pub mod mma;

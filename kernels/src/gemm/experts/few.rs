@@ -1,0 +1,187 @@
+//! Linear layers of experts, few rows of x an expert (decode): `out[t, i, n] = sum_k x[t, i, k] *
+//! weight[experts[t, i], n, k]`, or `activation(gate) * up` of two weights.
+//!
+//! Shapes    experts `[num_tokens, top_k]` u32; x `[num_tokens, k]`, or a row for each choice, out
+//!           `[num_tokens, top_k, n]`, with strides, rows of x 16-byte aligned; weight and up
+//!           `[num_experts, n, k]`, dense with k a multiple of 8, or in tiles, each expert's from a
+//!           row of tiles on.
+//! Launch    grid `(columns * chunks, 1, 1)`, block `(NUM_THREADS, 1, 1)`. A block computes a few
+//!           rows of tiles of an expert for a chunk of up to eight choices of it; its warps split k.
+//! Numerics  MMAs of f16 or bf16 in f32; a warp takes every `2^k_warps_log2`-th tile of 256 columns,
+//!           and warps are added in order: the order depends on n and k alone. One rounding at the
+//!           store; gate and up are rounded before they are multiplied. Elements in blocks are
+//!           rounded to f16.
+//! Bound     memory: a chosen expert's matrices are read once for eight choices.
+
+use super::chunk::shared_words as chunk_words;
+use super::chunk::{Choices, Chunk, Grouped, NO_CHOICE, NUM_THREADS, NUM_WARPS, offset};
+use super::weight::{Dense, HalfOfX, TileRow, WarpTiles, Weight, first_columns, multiply};
+use crate::activation::GateArg;
+use crate::element::Number;
+use crate::gemm::quantised::format::{BLOCKS, TILE_K, TILE_ROWS, UNIT_K, lane_group, lane_pair};
+use cuda_std::prelude::*;
+use half::{bf16, f16};
+
+/// Choices of a chunk: columns of an MMA.
+pub const CHUNK_ROWS: u32 = 8;
+
+/// Elements from a row of partial sums to the next: lanes write to different banks.
+const PARTIALS_STRIDE: u32 = TILE_ROWS + 4;
+
+/// Partial sums of a warp.
+const WARP_PARTIALS: u32 = CHUNK_ROWS * PARTIALS_STRIDE;
+
+/// Words of shared memory of a block.
+pub const SHARED_WORDS: u32 = chunk_words(CHUNK_ROWS) + NUM_WARPS * WARP_PARTIALS;
+
+/// A lane's row of x.
+struct LaneRow {
+    /// Its first element.
+    x: Global<u16>,
+    k: u32,
+}
+
+impl LaneRow {
+    /// Loads half `half` of the unit from column `first` on; zeros from `k` on.
+    ///
+    /// # Safety
+    /// 1. The row holds `k` elements, 16-byte aligned.
+    #[inline(always)]
+    unsafe fn half<W: Weight>(&self, first: u32, half: usize) -> HalfOfX {
+        let columns = first_columns::<W>(half).map(|column| first + column);
+        let words = columns.map(|column| self.x.wrapping_add(column as usize).cast::<u32>());
+        // SAFETY: inside the row, by the conditions.
+        unsafe {
+            if W::RUN == 8 {
+                let [a, b, c, d] = words[0].get_vec_if(0, columns[0] < self.k);
+                [[a, b], [c, d]]
+            } else {
+                [0, 1].map(|i| words[i].get_vec_if(0, columns[i] < self.k))
+            }
+        }
+    }
+}
+
+/// `NUM_WARPS >> k_warps_log2` rows of tiles a block, of gate and of up in turn where there are both.
+///
+/// # Safety
+/// 1. `num_tokens` is one element; `experts` holds that many rows of `top_k` experts of the weight;
+///    `x` a row of `k` elements for each choice, 16-byte aligned, and `out` one of `n`, at their
+///    strides, those of tokens and of choices; elements are `W::E`.
+/// 2. `weight`, and `up` with a gate, are as `W` says. `out` overlaps nothing that is read.
+/// 3. `chunks` and `order` are what [`group_experts`](super::group::group_experts()) wrote for chunks
+///    of [`CHUNK_ROWS`]; without them there are at most `NUM_THREADS` choices.
+/// 4. `2^k_warps_log2` is at most `NUM_WARPS`, half of it with a gate; `columns` are the blocks of a
+///    chunk.
+#[kernel(
+    launch_bounds(NUM_THREADS, 2),
+    overlaps,
+    instances(
+        F in BLOCKS,
+        E in [f16, bf16],
+        experts_{E}_few = <Dense<E>>,
+        experts_{F}_few = <F>
+    )
+)]
+pub unsafe fn experts_few<W: Weight>(
+    num_tokens: Global<u32>,
+    top_k: u32,
+    experts: Global<u32>,
+    experts_stride: u32,
+    chunks: Global<u32>,
+    order: Global<u32>,
+    columns: u32,
+    n: u32,
+    k: u32,
+    k_warps_log2: u32,
+    gate: u32,
+    x: Global<u16>,
+    x_stride: u32,
+    x_choice_stride: u32,
+    weight: Global<u8>,
+    up: Global<u8>,
+    out: GlobalMut<()>,
+    out_stride: u32,
+    out_choice_stride: u32,
+) {
+    // Never 0; `max` tells the compiler.
+    let columns = columns.max(1);
+    let (block, chunk_idx) = (thread::block_idx_x() % columns, thread::block_idx_x() / columns);
+    let gate = GateArg(gate);
+    let k_warps = 1 << k_warps_log2;
+    // SAFETY: the launch gives `SHARED_WORDS`; what the choices say is checked by the router.
+    unsafe {
+        let num_tokens = num_tokens.get(0);
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
+        let smem = dynamic_shared_mem::<u32>();
+        let choices = Choices { num_tokens, top_k, experts, stride: experts_stride };
+        let grouped = Grouped { chunks, order };
+        let Some(chunk) = Chunk::find(&choices, grouped, chunk_idx, CHUNK_ROWS, smem) else {
+            return;
+        };
+
+        // 1. The warp's part of k of its row of tiles.
+        let (group, k_warp) = (warp::warp_idx() >> k_warps_log2, warp::warp_idx() % k_warps);
+        let parts_log2 = gate.num_parts() - 1;
+        let block_tiles = (NUM_WARPS >> k_warps_log2) >> parts_log2;
+        let row = block * block_tiles + (group >> parts_log2);
+        let weight = if group & parts_log2 == 1 { up } else { weight };
+        let num_tiles = if row * TILE_ROWS < n { k.div_ceil(TILE_K) } else { 0 };
+        let at = TileRow { weight, n, k, expert: chunk.expert, row };
+        let mut tile = k_warp;
+        let mut acc = [0.0; 4];
+        if tile < num_tiles {
+            let mut tiles = WarpTiles::<W>::new(at, tile, k_warps);
+            // A row without a choice has the first one's: its results are not stored.
+            let choice =
+                chunk.rows.get(if lane_group() < chunk.num_rows { lane_group() } else { 0 });
+            let x = x.add(offset(choice, top_k, [x_stride, x_choice_stride]));
+            let x = LaneRow { x, k };
+            while tile < num_tiles {
+                tiles.take(|[unit, half], fragments| {
+                    let first = tile * TILE_K + unit as u32 * UNIT_K;
+                    acc = multiply::<W::E>(&fragments, &x.half::<W>(first, half), acc);
+                });
+                tile += k_warps;
+            }
+        }
+
+        // 2. The sums over the warps.
+        let partials = smem.offset(chunk_words(CHUNK_ROWS)).cast::<f32>();
+        let own = partials.offset(warp::warp_idx() * WARP_PARTIALS);
+        for i in 0..4 {
+            let (row, column) = (2 * lane_pair() + i % 2, lane_group() + i / 2 * 8);
+            own.set(row * PARTIALS_STRIDE + column, acc[i as usize]);
+        }
+        thread::sync_threads();
+        let mut item = thread::thread_idx_x();
+        while item < block_tiles * CHUNK_ROWS * TILE_ROWS {
+            let (in_tile, row) = (item % TILE_ROWS, item / TILE_ROWS % CHUNK_ROWS);
+            let tile = item / (TILE_ROWS * CHUNK_ROWS);
+            let column = (block * block_tiles + tile) * TILE_ROWS + in_tile;
+            item += NUM_THREADS;
+            let choice = chunk.rows.get(row);
+            if choice == NO_CHOICE || column >= n {
+                continue;
+            }
+            let sum = |part: u32| {
+                let first = ((tile << parts_log2) + part) << k_warps_log2;
+                let mut sum = 0.0;
+                for k_warp in 0..k_warps {
+                    let at = (first + k_warp) * WARP_PARTIALS + row * PARTIALS_STRIDE + in_tile;
+                    sum += partials.get(at);
+                }
+                sum
+            };
+            let mut value = sum(0);
+            if parts_log2 == 1 {
+                // As the separate operations round.
+                let [gate_value, up] = [value, sum(1)].map(|value| W::E::from_f32(value).to_f32());
+                value = gate.apply::<W::E>(gate_value, up);
+            }
+            let at = offset(choice, top_k, [out_stride, out_choice_stride]) + column as usize;
+            out.cast::<W::E>().set(at, W::E::from_f32(value));
+        }
+    }
+}

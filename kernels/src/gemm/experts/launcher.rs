@@ -1,0 +1,450 @@
+//! The launches of a mixture of experts.
+
+use super::chunk::{CHUNK_WORDS, NUM_THREADS, NUM_WARPS};
+use super::weight::Dense;
+use super::{combine, few, group, linear_f32, many, route};
+use crate::Rows;
+use crate::activation::{gate_arg, num_parts};
+use crate::element::{Number, VEC_ELEMS, type_of};
+use crate::gemm::SumOrder;
+use crate::gemm::problem::refuse;
+use crate::gemm::quantised::BlockFormat;
+use crate::gemm::quantised::format::{TILE_K, TILE_ROWS};
+use crate::gemm::quantised::packed;
+use core::any::TypeId;
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+use gpu_types::{Activation, Dtype};
+use half::{bf16, f16};
+
+/// Choices an expert, if all have as many, up to which chunks of eight are the faster.
+const FEW_ROWS: usize = 4;
+
+/// Alignment of parts of the workspace.
+const ALIGN: usize = 256;
+
+/// The choice of each token's experts.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// Upper bound of the tokens.
+    pub max_tokens: usize,
+    /// Experts.
+    pub num_experts: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Whether a token's weights are divided by their sum.
+    pub normalise: bool,
+}
+
+impl Route {
+    /// The launch, or `None` if there are no tokens. `num_tokens` points to their number.
+    ///
+    /// # Errors
+    /// [`LaunchError`] for more than 512 experts, a `top_k` beyond their number, and sizes beyond a
+    /// `u32`.
+    pub fn launch(
+        &self,
+        num_tokens: DevicePtr<u32>,
+        logits: Rows<f32>,
+        experts: Rows<u32>,
+        weights: Rows<f32>,
+    ) -> Result<Option<Launch>, LaunchError> {
+        check_experts(self.num_experts, self.top_k)?;
+        let args = route::route_f32::Args {
+            num_tokens,
+            num_experts: self.num_experts as u32,
+            top_k: self.top_k as u32,
+            normalise: self.normalise.into(),
+            logits: logits.ptr,
+            logits_stride: logits.stride_arg()?,
+            experts: experts.ptr,
+            experts_stride: experts.stride_arg()?,
+            weights: weights.ptr,
+            weights_stride: weights.stride_arg()?,
+        };
+        let grid = [self.max_tokens.div_ceil(route::WARPS as usize), 1, 1];
+        let geometry = Geometry::new(grid, route::NUM_THREADS as usize, 0)?;
+        Ok(geometry.map(|geometry| args.launch(geometry)))
+    }
+}
+
+fn check_experts(num_experts: usize, top_k: usize) -> Result<(), LaunchError> {
+    if num_experts > group::MAX_EXPERTS as usize {
+        return refuse("experts", num_experts, "at most 512");
+    }
+    if top_k == 0 || top_k > num_experts {
+        return refuse("experts of a token", top_k, "from 1 to the number of experts");
+    }
+    Ok(())
+}
+
+/// How the matrices of experts are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// Rows of the operands' type.
+    Dense,
+    /// Tiles of a format: each expert's begin with a row of tiles.
+    Tiles(BlockFormat),
+}
+
+/// A linear layer of the experts that tokens have chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertLinear {
+    /// Upper bound of the tokens.
+    pub max_tokens: usize,
+    /// Experts.
+    pub num_experts: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Rows of an expert's matrix.
+    pub n: usize,
+    /// Its columns.
+    pub k: usize,
+    /// How the matrices are stored.
+    pub stored: Stored,
+    /// The activation, if the products are `activation(gate) * up` of two weights.
+    pub gate: Option<Activation>,
+    /// In which order products are accumulated over k.
+    pub order: SumOrder,
+}
+
+/// The operands of [`ExpertLinear`], with memory for `max_tokens` tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertOperands<E> {
+    /// The number of tokens.
+    pub num_tokens: DevicePtr<u32>,
+    /// `[max_tokens, top_k]`.
+    pub experts: Rows<u32>,
+    /// `[max_tokens, k]`, or with a row for each choice `[max_tokens, top_k * k]`.
+    pub x: Rows<E>,
+    /// Whether there is a row for each choice.
+    pub x_by_choice: bool,
+    /// The matrices of all experts.
+    pub weight: DevicePtr<u8>,
+    /// As many, with a gate.
+    pub up: DevicePtr<u8>,
+    /// The outputs.
+    pub out: ExpertOut<E>,
+    /// [`ExpertLinear::workspace_bytes`], 256-byte aligned.
+    pub workspace: u64,
+}
+
+/// The outputs of [`ExpertLinear`].
+#[derive(Clone, Copy, Debug)]
+pub enum ExpertOut<E> {
+    /// The products, `[max_tokens, top_k * n]`.
+    Products(Rows<E>),
+    /// Their sums, `[max_tokens, n]`, each times its weight, `[max_tokens, top_k]`.
+    Sums(Rows<f32>, Rows<E>),
+    /// The same in f32.
+    SumsF32(Rows<f32>, Rows<f32>),
+}
+
+/// Addresses in the workspace; null of what is not needed.
+struct Workspace {
+    chunks: u64,
+    order: u64,
+    products: u64,
+    end: u64,
+}
+
+impl ExpertLinear {
+    /// Bytes of workspace, for outputs that are sums of products of `elem_bytes`, or products.
+    pub fn workspace_bytes(&self, elem_bytes: usize, are_sums: bool) -> usize {
+        self.workspace(0, elem_bytes, are_sums).end as usize
+    }
+
+    fn workspace(&self, start: u64, elem_bytes: usize, are_sums: bool) -> Workspace {
+        let mut end = start as usize;
+        let mut take = |bytes: usize| {
+            let at = end;
+            end = at.saturating_add(bytes).next_multiple_of(ALIGN);
+            at as u64
+        };
+        let is_grouped = elem_bytes < size_of::<f32>() && self.num_choices() > NUM_THREADS as usize;
+        let (chunks, order) = match is_grouped {
+            true => {
+                // Of the most chunks: what needs less for fewer rows must not need more.
+                let words = (self.max_chunks(few::CHUNK_ROWS as usize) + 1) * CHUNK_WORDS as usize;
+                (take(words * size_of::<u32>()), take(self.num_choices() * size_of::<u32>()))
+            }
+            false => (0, 0),
+        };
+        let products = self.num_choices().saturating_mul(self.n).saturating_mul(elem_bytes);
+        let products = if are_sums { take(products) } else { 0 };
+        Workspace { chunks, order, products, end: end as u64 }
+    }
+
+    /// Most choices.
+    fn num_choices(&self) -> usize {
+        self.max_tokens.saturating_mul(self.top_k)
+    }
+
+    /// Most chunks of so many rows.
+    fn max_chunks(&self, rows: usize) -> usize {
+        let choices = self.num_choices();
+        (choices / rows + self.num_experts.min(choices)).min(choices)
+    }
+
+    /// Whether chunks are of up to eight rows.
+    fn is_few(&self) -> bool {
+        match self.order {
+            SumOrder::Fastest => self.num_choices() <= FEW_ROWS * self.num_experts,
+            SumOrder::SmallBatch => true,
+            SumOrder::Tiles => false,
+        }
+    }
+
+    fn chunk_rows(&self) -> usize {
+        (if self.is_few() { few::CHUNK_ROWS } else { many::CHUNK_ROWS }) as usize
+    }
+
+    /// The launches, none if there are no tokens or no columns.
+    ///
+    /// # Errors
+    /// [`LaunchError`] for more than 512 experts, a k that is no multiple of 8 or of the format's
+    /// blocks, rows of x that are not 16-byte aligned, and sizes beyond a grid or a `u32`; in f32
+    /// for a gate, and tiles for operands that are not f16.
+    pub fn launches<E: Number>(
+        &self,
+        operands: &ExpertOperands<E>,
+    ) -> Result<Vec<Launch>, LaunchError> {
+        check_experts(self.num_experts, self.top_k)?;
+        let (weights, products) = match operands.out {
+            ExpertOut::Products(out) => (None, out),
+            ExpertOut::Sums(weights, _) | ExpertOut::SumsF32(weights, _) => {
+                (Some(weights), Rows::new(DevicePtr::null(), self.top_k * self.n))
+            }
+        };
+        let at = self.workspace(operands.workspace, size_of::<E>(), weights.is_some());
+        let products = match weights {
+            Some(_) => Rows::new(DevicePtr::new(at.products), products.row_stride),
+            None => products,
+        };
+        let launches = if E::DTYPE == Dtype::F32 {
+            vec![self.launch_f32(&operands.cast(), products.cast())?]
+        } else {
+            let groups = if at.chunks == 0 { None } else { self.launch_groups(operands, &at)? };
+            vec![groups, self.launch_16(operands, products, &at)?]
+        };
+        let sums = match operands.out {
+            ExpertOut::Products(_) => None,
+            ExpertOut::Sums(weights, out) => {
+                self.launch_sums::<E, E>(operands.num_tokens, products, weights, out)?
+            }
+            ExpertOut::SumsF32(weights, out) => {
+                self.launch_sums::<E, f32>(operands.num_tokens, products, weights, out)?
+            }
+        };
+        Ok(launches.into_iter().chain([sums]).flatten().collect())
+    }
+
+    fn launch_groups<E>(
+        &self,
+        operands: &ExpertOperands<E>,
+        at: &Workspace,
+    ) -> Result<Option<Launch>, LaunchError> {
+        let args = group::group_experts::Args {
+            num_tokens: operands.num_tokens,
+            top_k: arg_u32("experts of a token", self.top_k)?,
+            experts: operands.experts.ptr,
+            experts_stride: operands.experts.stride_arg()?,
+            chunk_rows: self.chunk_rows() as u32,
+            chunks: DevicePtr::new(at.chunks),
+            order: DevicePtr::new(at.order),
+        };
+        let grid = [self.num_experts, self.max_tokens.min(1), 1];
+        let geometry = Geometry::new(grid, group::NUM_THREADS as usize, 0)?;
+        Ok(geometry.map(|geometry| args.launch(geometry)))
+    }
+
+    /// The products in f32.
+    fn launch_f32(
+        &self,
+        operands: &ExpertOperands<f32>,
+        products: Rows<f32>,
+    ) -> Result<Option<Launch>, LaunchError> {
+        if self.gate.is_some() || self.stored != Stored::Dense {
+            return refuse("operand bits", 32, "16 with a gate or a weight in blocks");
+        }
+        let args = linear_f32::experts_f32::Args {
+            num_tokens: operands.num_tokens,
+            top_k: self.top_k as u32,
+            experts: operands.experts.ptr,
+            experts_stride: operands.experts.stride_arg()?,
+            n: arg_u32("n", self.n)?,
+            k: arg_u32("k", self.k)?,
+            x: operands.x.ptr,
+            x_stride: operands.x.stride_arg()?,
+            x_choice_stride: self.x_choice_stride(operands.x_by_choice),
+            weight: DevicePtr::new(operands.weight.0),
+            out: products.ptr,
+            out_stride: products.stride_arg()?,
+            out_choice_stride: self.n as u32,
+        };
+        let grid = [self.num_choices(), self.n.div_ceil(linear_f32::COLUMNS as usize), 1];
+        let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
+        Ok(geometry.map(|geometry| args.launch(geometry)))
+    }
+
+    fn x_choice_stride(&self, x_by_choice: bool) -> u32 {
+        if x_by_choice { self.k as u32 } else { 0 }
+    }
+
+    /// The products in f16 or bf16.
+    fn launch_16<E: Number>(
+        &self,
+        operands: &ExpertOperands<E>,
+        products: Rows<E>,
+        at: &Workspace,
+    ) -> Result<Option<Launch>, LaunchError> {
+        self.check(operands)?;
+        let ExpertOperands { num_tokens, experts, x, x_by_choice, weight, up, .. } = *operands;
+        let weight_type = self.weight_type::<E>()?;
+        let chunks = self.max_chunks(self.chunk_rows());
+        let k_warps = self.k_warps();
+        let columns = match self.is_few() {
+            true => (NUM_WARPS as usize / k_warps / num_parts(self.gate)) * TILE_ROWS as usize,
+            false => many::BLOCK_COLUMNS as usize / num_parts(self.gate),
+        };
+        let columns = self.n.div_ceil(columns);
+        let words = if self.is_few() { few::SHARED_WORDS } else { many::SHARED_WORDS };
+        let shared_bytes = words as usize * size_of::<u32>();
+        let grid = [columns.saturating_mul(chunks), 1, 1];
+        let geometry = Geometry::new(grid, NUM_THREADS as usize, shared_bytes)?;
+        let (top_k, n, k) = (self.top_k as u32, arg_u32("n", self.n)?, arg_u32("k", self.k)?);
+        let (experts_stride, x_stride) = (experts.stride_arg()?, x.stride_arg()?);
+        let (columns, gate) = (arg_u32("n", columns)?, gate_arg(self.gate));
+        let (x, x_choice_stride) = (DevicePtr::new(x.ptr.0), self.x_choice_stride(x_by_choice));
+        let (experts, out_stride) = (experts.ptr, products.stride_arg()?);
+        let (chunks, order) = (DevicePtr::new(at.chunks), DevicePtr::new(at.order));
+        let out = products.untyped_ptr();
+        let Some(geometry) = geometry else { return Ok(None) };
+        if self.is_few() {
+            let args = few::experts_few::Args {
+                num_tokens,
+                top_k,
+                experts,
+                experts_stride,
+                chunks,
+                order,
+                columns,
+                n,
+                k,
+                k_warps_log2: k_warps.ilog2(),
+                gate,
+                x,
+                x_stride,
+                x_choice_stride,
+                weight,
+                up,
+                out,
+                out_stride,
+                out_choice_stride: n,
+            };
+            let is_it = |i: few::experts_few::Instance| i.w() == weight_type;
+            let instance = few::experts_few::Instance::find(is_it).expect("all weights");
+            return Ok(Some(args.launch(instance, geometry)));
+        }
+        let args = many::experts_many::Args {
+            num_tokens,
+            top_k,
+            experts,
+            experts_stride,
+            chunks,
+            order,
+            columns,
+            n,
+            k,
+            gate,
+            x,
+            x_stride,
+            x_choice_stride,
+            weight,
+            up,
+            out,
+            out_stride,
+            out_choice_stride: n,
+        };
+        let is_it = |i: many::experts_many::Instance| i.w() == weight_type;
+        let instance = many::experts_many::Instance::find(is_it).expect("all weights");
+        Ok(Some(args.launch(instance, geometry)))
+    }
+
+    /// The kernels' type of the weight.
+    fn weight_type<E: Number>(&self) -> Result<TypeId, LaunchError> {
+        match self.stored {
+            Stored::Tiles(format) if E::DTYPE == Dtype::F16 => packed::format_type(format),
+            Stored::Tiles(_) => refuse("operand bits", 16, "f16 for a weight in blocks"),
+            Stored::Dense if E::DTYPE == Dtype::F16 => Ok(TypeId::of::<Dense<f16>>()),
+            Stored::Dense => Ok(TypeId::of::<Dense<bf16>>()),
+        }
+    }
+
+    fn check<E>(&self, operands: &ExpertOperands<E>) -> Result<(), LaunchError> {
+        if self.n == 0 || self.k == 0 {
+            return Ok(());
+        }
+        if !operands.x.is_aligned() {
+            return refuse(
+                "row stride",
+                operands.x.row_stride,
+                "rows of x that are 16-byte aligned",
+            );
+        }
+        match self.stored {
+            Stored::Tiles(format) => {
+                let rows = self.n.next_multiple_of(TILE_ROWS as usize);
+                let rows = rows.saturating_mul(self.num_experts);
+                packed::check(format, rows, self.k, operands.weight)
+            }
+            Stored::Dense if self.k.is_multiple_of(VEC_ELEMS as usize) => Ok(()),
+            Stored::Dense => refuse("k", self.k, "a multiple of 8"),
+        }
+    }
+
+    /// Warps that split k: as many as give the busiest warp the fewest tiles, of equals the fewest.
+    /// They decide the order of the sums, so they must not depend on the rows.
+    fn k_warps(&self) -> usize {
+        let tiles = self.k.div_ceil(TILE_K as usize);
+        let most = NUM_WARPS as usize / num_parts(self.gate);
+        let allowed = [1, 2, 4, 8].into_iter().filter(|&warps| warps <= most);
+        allowed.min_by_key(|&warps| tiles.div_ceil(warps)).expect("at least one")
+    }
+
+    fn launch_sums<E: Number, O: Number>(
+        &self,
+        num_tokens: DevicePtr<u32>,
+        products: Rows<E>,
+        weights: Rows<f32>,
+        out: Rows<O>,
+    ) -> Result<Option<Launch>, LaunchError> {
+        let args = combine::combine_experts::Args {
+            num_tokens,
+            top_k: self.top_k as u32,
+            width: arg_u32("n", self.n)?,
+            products: products.untyped_ptr(),
+            weights: weights.ptr,
+            weights_stride: weights.stride_arg()?,
+            out: out.untyped_ptr(),
+            out_stride: out.stride_arg()?,
+            aligned: (self.n.is_multiple_of(VEC_ELEMS as usize) && out.is_aligned()).into(),
+        };
+        let blocks = self.n.div_ceil((VEC_ELEMS * combine::NUM_THREADS) as usize);
+        let grid = [self.max_tokens, blocks, 1];
+        let geometry = Geometry::new(grid, combine::NUM_THREADS as usize, 0)?;
+        let types = [type_of(E::DTYPE), type_of(O::DTYPE)];
+        let is_it = |i: combine::combine_experts::Instance| [Some(i.t()), Some(i.o())] == types;
+        let instance = combine::combine_experts::Instance::find(is_it).expect("all outputs");
+        Ok(geometry.map(|geometry| args.launch(instance, geometry)))
+    }
+}
+
+impl<E> ExpertOperands<E> {
+    /// The same memory, of another type, with products for outputs.
+    fn cast<F>(&self) -> ExpertOperands<F> {
+        let ExpertOperands { num_tokens, experts, x_by_choice, weight, up, workspace, .. } = *self;
+        let out = ExpertOut::Products(Rows::new(DevicePtr::null(), 0));
+        let x = self.x.cast();
+        ExpertOperands { num_tokens, experts, x, x_by_choice, weight, up, out, workspace }
+    }
+}

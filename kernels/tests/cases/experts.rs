@@ -1,0 +1,390 @@
+//! Mixtures of experts: routers, groups, linear layers of every weight, sums.
+
+use super::linear::weights;
+use crate::harness::*;
+use cuda_std::launch::{DevicePtr, LaunchError};
+use gpu_types::Activation;
+use half::{bf16, f16};
+use kernels::Rows;
+use kernels::element::Number;
+use kernels::gemm::SumOrder;
+use kernels::gemm::experts::{ExpertLinear, ExpertOperands, ExpertOut, Route, Stored};
+use kernels::gemm::quantised::BlockFormat;
+use oracle::{Accumulator, Approx, Linear, Matrix, SUM_ROUNDING, gated};
+
+#[test]
+fn route_matches_oracle() {
+    fn check([num_experts, top_k, normalise]: [usize; 3], seed: u64) {
+        let (mut device, tokens) = (Device::default(), 5);
+        let mut logits = Matrix::random::<f32>(tokens, num_experts, seed);
+        logits.values.iter_mut().for_each(|logit| *logit *= 4.0);
+        // Of equal ones the first, zeros of both signs too; no number comes last.
+        let row = &mut logits.values[..num_experts];
+        row[..2.min(num_experts)].fill(0.0);
+        row[num_experts - 1] = -0.0;
+        if num_experts > 3 {
+            logits.values[num_experts + 2] = f64::NEG_INFINITY;
+        }
+        let num_tokens = device.u32s("num_tokens", &[tokens as u32]);
+        let at = device.matrix::<f32>("logits", &logits, (num_experts + 3, tokens + 1));
+        let experts = device.out::<u32>("experts", (top_k + 1, tokens + 1));
+        let weights = device.out::<f32>("weights", (top_k, tokens + 1));
+        let route = Route { max_tokens: tokens + 1, num_experts, top_k, normalise: normalise == 1 };
+        device.run(route.launch(num_tokens, at, experts, weights), seed);
+        let got = device.read_rows(weights, [tokens, tokens + 1], top_k);
+        let chosen = device.read_u32(experts.ptr, tokens * (top_k + 1));
+        for token in 0..tokens {
+            let row = logits.row(token);
+            let mut order: Vec<usize> = (0..num_experts).collect();
+            order.sort_by(|&a, &b| row[b].partial_cmp(&row[a]).unwrap());
+            let chosen = &chosen[token * (top_k + 1)..][..top_k];
+            let chosen: Vec<usize> = chosen.iter().map(|&expert| expert as usize).collect();
+            assert_eq!(chosen, order[..top_k], "token {token} of {num_experts}");
+            let exp = |&expert: &usize| row[expert].exp();
+            let of = if normalise == 1 { &order[..top_k] } else { &order };
+            let total: f64 = of.iter().map(exp).sum();
+            let want = |expert| Approx::f32(exp(expert) / total);
+            let want: Vec<Approx> = order[..top_k].iter().map(want).collect();
+            assert_right("weights", &got[token * top_k..][..top_k], &want);
+        }
+    }
+    let shapes =
+        [[1, 1, 0], [8, 2, 1], [32, 4, 0], [33, 33, 1], [128, 8, 1], [200, 8, 0], [512, 10, 1]];
+    for shape in shapes {
+        simt::seeds().for_each(|seed| check(shape, seed));
+    }
+}
+
+/// A logit that is NaN comes last, and is chosen where there is no other.
+#[test]
+fn what_is_no_number_is_routed_last() {
+    let mut device = Device::default();
+    let num_tokens = device.u32s("num_tokens", &[1]);
+    let logits = device.f32s("logits", &[f32::NAN, 1.0, f32::NEG_INFINITY, f32::NAN, 2.0]);
+    let experts = device.out::<u32>("experts", (5, 1));
+    let weights = device.out::<f32>("weights", (5, 1));
+    let route = Route { max_tokens: 1, num_experts: 5, top_k: 5, normalise: false };
+    device.run(route.launch(num_tokens, Rows::new(logits, 5), experts, weights), 1);
+    assert_eq!(device.read_u32(experts.ptr, 5), [4, 1, 2, 0, 3]);
+}
+
+/// Who goes where.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    ToOne,
+    Even,
+    Uneven,
+}
+
+/// A linear layer of experts.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    /// Tokens, and those of the launch.
+    tokens: [usize; 2],
+    num_experts: usize,
+    top_k: usize,
+    n: usize,
+    k: usize,
+    choice: Choice,
+    x_by_choice: bool,
+    gate: Option<Activation>,
+    /// Whether outputs are sums, and in f32.
+    sums: Option<bool>,
+    stored: Stored,
+    order: SumOrder,
+}
+
+const CASE: Case = Case {
+    tokens: [3, 4],
+    num_experts: 5,
+    top_k: 2,
+    n: 40,
+    k: 72,
+    choice: Choice::Uneven,
+    x_by_choice: false,
+    gate: None,
+    sums: None,
+    stored: Stored::Dense,
+    order: SumOrder::Fastest,
+};
+
+impl Case {
+    /// The experts of each token, in turn; a token has an expert once.
+    fn experts(&self) -> Vec<u32> {
+        let (experts, top_k) = (self.num_experts, self.top_k);
+        let expert = |token: usize, i: usize| match self.choice {
+            Choice::ToOne => (experts - 1 + i) % experts,
+            Choice::Even => (token * top_k + i) % experts,
+            Choice::Uneven => (token * token % 7 + token / 3 % 2 + i * (experts / top_k)) % experts,
+        };
+        let at = (0..self.tokens[0]).flat_map(|token| (0..top_k).map(move |i| (token, i)));
+        at.map(|(token, i)| expert(token, i) as u32).collect()
+    }
+
+    /// The outputs, and the symbols of the kernels.
+    fn run<E: HostElement + Number>(&self, seed: u64) -> (Vec<f32>, Vec<&'static str>) {
+        let &Case { tokens: [tokens, max_tokens], num_experts, top_k, n, k, .. } = self;
+        let experts = self.experts();
+        let x_rows = if self.x_by_choice { top_k } else { 1 };
+        let x = Matrix::random::<E>(tokens, x_rows * k, 1);
+        let shape = [num_experts * n, k];
+        let stored_weight = |salt| match self.stored {
+            Stored::Dense => (Matrix::random::<E>(shape[0], k, salt), weights::Codes::default()),
+            Stored::Tiles(format) => weights::tiles(format, shape, |factor| factor * 0.1),
+        };
+        let (weight, codes) = stored_weight(2);
+        let (up, up_codes) = stored_weight(3);
+        let factors = random(tokens * top_k, 4);
+
+        let mut device = Device::default();
+        let memory = |device: &mut Device, matrix: &Matrix, codes: &weights::Codes| {
+            let Stored::Tiles(format) = self.stored else {
+                return DevicePtr::new(device.matrix::<E>("weight", matrix, (k, shape[0])).ptr.0);
+            };
+            let each = codes.bytes.chunks(codes.bytes.len() / num_experts);
+            let packed = each.flat_map(|expert| weights::pack(format, [n, k], expert));
+            device.bytes("weight", &packed.collect::<Vec<_>>())
+        };
+        let (weight_at, up_at) =
+            (memory(&mut device, &weight, &codes), memory(&mut device, &up, &up_codes));
+        let padded: Vec<u32> = experts.chunks(top_k).flat_map(|row| [row, &[9]].concat()).collect();
+        let layer = ExpertLinear {
+            max_tokens,
+            num_experts,
+            top_k,
+            n,
+            k,
+            stored: self.stored,
+            gate: self.gate,
+            order: self.order,
+        };
+        let workspace = layer.workspace_bytes(size_of::<E>(), self.sums.is_some());
+        let workspace = device.poisoned::<u8>("workspace", workspace).0;
+        let width = if self.sums.is_some() { n } else { top_k * n };
+        let factors_at = Matrix {
+            rows: tokens,
+            cols: top_k,
+            values: factors.iter().map(|&factor| factor.into()).collect(),
+        };
+        let factors_at = device.matrix("factors", &factors_at, (top_k + 1, max_tokens));
+        let out_f32 = device.out::<f32>("out", (width + 8, max_tokens));
+        let out = device.out::<E>("out", (width + 8, max_tokens));
+        let operands = ExpertOperands {
+            num_tokens: device.u32s("num_tokens", &[tokens as u32]),
+            experts: Rows::new(device.u32s("experts", &padded), top_k + 1),
+            x: device.matrix::<E>("x", &x, (x_rows * k + 8, max_tokens)),
+            x_by_choice: self.x_by_choice,
+            weight: weight_at,
+            up: up_at,
+            out: match self.sums {
+                None => ExpertOut::Products(out),
+                Some(false) => ExpertOut::Sums(factors_at, out),
+                Some(true) => ExpertOut::SumsF32(factors_at, out_f32),
+            },
+            workspace,
+        };
+        let launches = layer.launches(&operands).expect("a right shape");
+        let symbols = launches.iter().map(|launch| launch.symbol).collect();
+        for launch in launches {
+            device.run(Ok(Some(launch)), seed);
+        }
+        let got = match self.sums {
+            Some(true) => device.read_rows(out_f32, self.tokens, width),
+            _ => device.read_rows(out, self.tokens, width),
+        };
+
+        // The same in f64.
+        let product_rounding = if self.stored == Stored::Dense { 0.0 } else { E::ROUNDING };
+        let product = |choice: usize, weight: &Matrix| -> Vec<Approx> {
+            let row = x.row(choice / top_k);
+            let row = if self.x_by_choice { &row[choice % top_k * k..][..k] } else { row };
+            let first = experts[choice] as usize * n * k;
+            let linear = Linear {
+                x: &Matrix { rows: 1, cols: k, values: row.to_vec() },
+                weight: &Matrix {
+                    rows: n,
+                    cols: k,
+                    values: weight.values[first..][..n * k].to_vec(),
+                },
+                bias: None,
+                residual: None,
+                accumulator: Accumulator::F32,
+                product_rounding,
+            };
+            linear.outputs().into_iter().map(Approx::stored::<E>).collect()
+        };
+        let products: Vec<Vec<Approx>> = (0..experts.len())
+            .map(|choice| match self.gate {
+                None => product(choice, &weight),
+                Some(activation) => {
+                    let parts = product(choice, &weight).into_iter().zip(product(choice, &up));
+                    parts.map(|(gate, up)| gated::<E>(activation, gate, up).stored::<E>()).collect()
+                }
+            })
+            .collect();
+        let want: Vec<Approx> = match self.sums {
+            None => products.concat(),
+            Some(is_f32) => {
+                let at = (0..tokens).flat_map(|token| (0..n).map(move |column| (token, column)));
+                let sum = |(token, column): (usize, usize)| {
+                    let choices = token * top_k..(token + 1) * top_k;
+                    let terms = choices.map(|i| (f64::from(factors[i]), products[i][column]));
+                    let mut sum = Approx::exact(0.0);
+                    for (factor, term) in terms {
+                        sum.value += factor * term.value;
+                        sum.bound += factor.abs() * (term.bound + SUM_ROUNDING * term.value.abs());
+                    }
+                    if is_f32 { sum } else { sum.stored::<E>() }
+                };
+                at.map(sum).collect()
+            }
+        };
+        let case = format!("{symbols:?} of {self:?}, seed {seed}");
+        assert_right(&case, &got, &want);
+        if self.gate.is_none() {
+            assert_telling(&case, &want);
+        }
+        (got, symbols)
+    }
+
+    /// Checks it under all seeds.
+    fn check<E: HostElement + Number>(&self) {
+        simt::seeds().for_each(|seed| drop(self.run::<E>(seed)));
+    }
+}
+
+const SILU: Option<Activation> = Some(Activation::Silu);
+
+#[test]
+fn few_choices_match_oracle() {
+    for choice in [Choice::ToOne, Choice::Even, Choice::Uneven] {
+        // Blocks find their chunks; several of them for one expert.
+        let of_ten = Case { tokens: [10, 11], top_k: 5, num_experts: 6, choice, ..CASE };
+        for case in [
+            CASE,
+            Case { choice, k: 1024 + 8, ..CASE },
+            Case { order: SumOrder::SmallBatch, ..of_ten },
+            Case { order: SumOrder::SmallBatch, gate: SILU, n: 17, ..of_ten },
+            Case { choice, x_by_choice: true, sums: Some(true), n: 130, k: 264, ..CASE },
+            Case { choice, x_by_choice: true, sums: Some(false), top_k: 1, ..CASE },
+        ] {
+            case.check::<f16>();
+            case.check::<bf16>();
+        }
+    }
+    // No token, and one.
+    for tokens in [[0, 1], [1, 1], [1, 40]] {
+        let case = Case { tokens, order: SumOrder::SmallBatch, ..CASE };
+        case.check::<f16>();
+        Case { sums: Some(true), ..case }.check::<bf16>();
+    }
+}
+
+#[test]
+fn many_choices_match_oracle() {
+    for choice in [Choice::ToOne, Choice::Even, Choice::Uneven] {
+        let of_seventy =
+            Case { tokens: [70, 75], choice, order: SumOrder::Tiles, num_experts: 3, ..CASE };
+        for case in [
+            Case { n: 130, k: 328, ..of_seventy },
+            Case { n: 72, gate: SILU, ..of_seventy },
+            Case { x_by_choice: true, sums: Some(true), n: 33, ..of_seventy },
+            Case { choice, order: SumOrder::Tiles, ..CASE },
+        ] {
+            case.check::<f16>();
+        }
+        Case { gate: SILU, ..of_seventy }.check::<bf16>();
+    }
+}
+
+/// More choices than threads: a launch groups them.
+#[test]
+fn grouped_choices_match_oracle() {
+    let grouped = Case { tokens: [130, 140], n: 24, k: 16, num_experts: 7, ..CASE };
+    for choice in [Choice::ToOne, Choice::Even, Choice::Uneven] {
+        for order in [SumOrder::SmallBatch, SumOrder::Tiles] {
+            let case = Case { choice, order, ..grouped };
+            let (_, symbols) = case.run::<f16>(1);
+            assert_eq!(symbols[0], "group_experts");
+            Case { x_by_choice: true, sums: Some(true), ..case }.check::<f16>();
+            Case { tokens: [0, 140], ..case }.run::<bf16>(1);
+            Case { tokens: [1, 140], gate: SILU, ..case }.run::<bf16>(1);
+        }
+    }
+}
+
+#[test]
+fn experts_in_blocks_match_oracle() {
+    for format in BlockFormat::tiled() {
+        let k = if format.block_elems() == 256 { 512 } else { 352 };
+        let stored = Stored::Tiles(format);
+        // Rows of tiles with fewer than 16 rows; a tile with fewer than four units.
+        Case { stored, k, n: 24, ..CASE }.run::<f16>(1);
+        Case { stored, k, n: 24, gate: SILU, top_k: 1, ..CASE }.run::<f16>(2);
+        let many = Case { stored, k, n: 24, order: SumOrder::Tiles, ..CASE };
+        Case { tokens: [9, 9], ..many }.run::<f16>(1);
+        Case { gate: SILU, ..many }.run::<f16>(2);
+    }
+}
+
+#[test]
+fn experts_in_f32_match_oracle() {
+    for choice in [Choice::ToOne, Choice::Even, Choice::Uneven] {
+        Case { choice, n: 37, k: 41, ..CASE }.check::<f32>();
+        Case { choice, x_by_choice: true, sums: Some(true), ..CASE }.check::<f32>();
+    }
+}
+
+/// A row has the same bits alone, beside others, and in the order of either kernel for any number
+/// of rows.
+#[test]
+fn a_tokens_bits_do_not_depend_on_the_others() {
+    for order in [SumOrder::SmallBatch, SumOrder::Tiles] {
+        let case = Case { order, k: 1032, sums: Some(true), gate: SILU, ..CASE };
+        let rows = |tokens| Case { tokens: [tokens, tokens], ..case }.run::<f16>(1).0;
+        let [one, few, many] = [1, 9, 150].map(rows);
+        assert_eq!(bits(&one), bits(&few[..one.len()]));
+        assert_eq!(bits(&few), bits(&many[..few.len()]));
+    }
+}
+
+#[test]
+fn wrong_layers_are_refused() {
+    let layer = ExpertLinear {
+        max_tokens: 4,
+        num_experts: 8,
+        top_k: 2,
+        n: 16,
+        k: 64,
+        stored: Stored::Dense,
+        gate: None,
+        order: SumOrder::Fastest,
+    };
+    let refused = |layer: ExpertLinear, x_stride: usize| {
+        let launches = layer.launches(&ExpertOperands::<f16> {
+            num_tokens: DevicePtr::new(256),
+            experts: Rows::new(DevicePtr::new(256), 2),
+            x: Rows::new(DevicePtr::new(256), x_stride),
+            x_by_choice: false,
+            weight: DevicePtr::new(256),
+            up: DevicePtr::null(),
+            out: ExpertOut::Products(Rows::new(DevicePtr::new(256), 32)),
+            workspace: 256,
+        });
+        match launches {
+            Ok(launches) => format!("{} launches", launches.len()),
+            Err(LaunchError::Shape { what, .. }) => what.to_owned(),
+            Err(error) => error.to_string(),
+        }
+    };
+    assert_eq!(refused(layer, 64), "1 launches");
+    assert_eq!(refused(ExpertLinear { max_tokens: 0, ..layer }, 64), "0 launches");
+    assert_eq!(refused(ExpertLinear { n: 0, ..layer }, 64), "0 launches");
+    assert_eq!(refused(layer, 63), "row stride");
+    assert_eq!(refused(ExpertLinear { k: 63, ..layer }, 64), "k");
+    assert_eq!(refused(ExpertLinear { top_k: 9, ..layer }, 64), "experts of a token");
+    assert_eq!(refused(ExpertLinear { top_k: 0, ..layer }, 64), "experts of a token");
+    assert_eq!(refused(ExpertLinear { num_experts: 513, ..layer }, 64), "experts");
+    let in_blocks = ExpertLinear { stored: Stored::Tiles(BlockFormat::Q4_K), ..layer };
+    assert_eq!(refused(in_blocks, 64), "k");
+}
