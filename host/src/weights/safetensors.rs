@@ -31,9 +31,9 @@ pub fn header<'a>(
         let offsets = [start, end];
         (name.to_owned(), json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}))
     });
-    let json = serde_json::Value::Object(entries.collect()).to_string();
-    let len = json.len().next_multiple_of(8);
-    [&(len as u64).to_le_bytes(), format!("{json:len$}").as_bytes()].concat()
+    let mut json = serde_json::Value::Object(entries.collect()).to_string().into_bytes();
+    json.resize(json.len().next_multiple_of(8), b' ');
+    [&(json.len() as u64).to_le_bytes(), &*json].concat()
 }
 
 /// What can be wrong with a safetensors file.
