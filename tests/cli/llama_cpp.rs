@@ -6,6 +6,9 @@ use halfwarp::quantize::ImportanceMatrix;
 use std::fs;
 use std::path::Path;
 
+/// A model, and what the names of llama.cpp's files about it begin with.
+const MODELS: [(&str, &str); 2] = [("model.gguf", ""), ("experts.gguf", "experts-")];
+
 /// A file of the fixture.
 fn fixture(name: &str) -> String {
     format!("{}/../tests/fixtures/llama_cpp/{name}", env!("CARGO_MANIFEST_DIR"))
@@ -41,13 +44,15 @@ fn assert_close(got: &str, want: &str, tolerance: f64) {
 /// The BOS token at the beginning of each window, its second half alone, and whole windows alone.
 #[test]
 fn perplexity_is_llama_perplexitys() {
-    let (model, text) = (fixture("model.gguf"), fixture("text.txt"));
-    let got = stdout(&of_text("perplexity", &model, &text, &[]));
-    let (mean, estimate) = got.trim_end().split_once('\n').unwrap();
-    // 30 windows of 32 tokens, of which 15 are scored.
-    assert!(mean.ends_with("over 450 tokens"), "{mean}");
-    let want = fs::read_to_string(fixture("perplexity.txt")).unwrap();
-    assert_close(estimate, want.trim_end(), 2e-6);
+    for (model, expected) in MODELS {
+        let (model, text) = (fixture(model), fixture("text.txt"));
+        let got = stdout(&of_text("perplexity", &model, &text, &[]));
+        let (mean, estimate) = got.trim_end().split_once('\n').unwrap();
+        // 30 windows of 32 tokens, of which 15 are scored.
+        assert!(mean.ends_with("over 450 tokens"), "{mean}");
+        let want = fs::read_to_string(fixture(&format!("{expected}perplexity.txt"))).unwrap();
+        assert_close(estimate, want.trim_end(), 2e-6);
+    }
 }
 
 #[test]
@@ -99,21 +104,28 @@ fn saved_logits_are_llama_perplexitys() {
 #[test]
 fn importance_matrices_are_llama_imatrixs() {
     let dir = tempfile::tempdir().unwrap();
-    let (model, text) = (fixture("model.gguf"), fixture("text.txt"));
-    for format in ["gguf", "dat"] {
+    let text = fixture("text.txt");
+    let formats = ["gguf", "dat"].into_iter();
+    for ((model, expected), format) in formats.flat_map(|format| MODELS.map(|of| (of, format))) {
         let out = dir.path().join(format);
         let args = ["--output-format", format, "-o", out.to_str().unwrap()];
-        stdout(&of_text("imatrix", &model, &text, &args));
-        let want = Imatrix::read(Path::new(&fixture(&format!("imatrix.{format}")))).unwrap();
+        stdout(&of_text("imatrix", &fixture(model), &text, &args));
+        let want = fixture(&format!("{expected}imatrix.{format}"));
+        let want = Imatrix::read(Path::new(&want)).unwrap();
         let got = Imatrix::read(&out).unwrap();
         assert_eq!((got.chunk_size, got.num_chunks), (want.chunk_size, want.num_chunks));
-        assert_eq!(got.entries.len(), 2 * 7, "every matrix of both layers");
+        let num_matrices = if expected.is_empty() { 7 } else { 8 };
+        assert_eq!(got.entries.len(), 2 * num_matrices, "every matrix of both layers");
         for ((name, got), (wanted, want)) in got.entries.iter().zip(&want.entries) {
             assert_eq!((name, &got.counts), (wanted, &want.counts));
             assert_eq!(got.sums.len(), want.sums.len(), "{name}");
             for (x, y) in got.sums.iter().zip(&want.sums) {
                 assert!((x - y).abs() <= 2e-5 * y, "{name}: {x}, not {y}");
             }
+        }
+        if let Some(up) = got.entries.get("blk.0.ffn_up_exps.weight").filter(|_| format == "gguf") {
+            assert_eq!(up.counts.len(), 7);
+            assert!(up.counts.contains(&0), "no token goes to one of them: {:?}", up.counts);
         }
     }
 }

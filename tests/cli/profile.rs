@@ -1,6 +1,6 @@
 //! `halfwarp profile`: its files, complete and of the same operations.
 
-use crate::support::{LLAMA, halfwarp, run, stderr};
+use crate::support::{EXPERTS, LLAMA, halfwarp, run, stderr, stdout};
 use serde_json::Value;
 use std::{collections::BTreeSet, fs};
 
@@ -65,6 +65,28 @@ fn profile_writes_every_operation_of_both_steps() {
             .flat_map(move |step| ["svg", "png"].map(|format| format!("{plot}-{step}.{format}")))
     });
     assert_eq!(files, expected.collect());
+}
+
+/// One token reads the matrices of its three experts of eight, `[64, 64]` in f32; many read all.
+#[test]
+fn profile_counts_the_experts_that_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("p.json").to_str().unwrap().to_owned();
+    let options = ["--device", "cpu", "--dtype", "f32", "-p", "200", "-r", "1", "--json", &json];
+    stdout(&[&["profile", "-m", EXPERTS], &options[..]].concat());
+    let profiles: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let matrix = 64.0 * 64.0 * 4.0;
+    for (step, experts) in [(0, 8.0), (1, 3.0)] {
+        let ops = profiles[0]["steps"][step]["ops"].as_array().unwrap();
+        let is_up = |op: &&Value| op["op"] == "expert_linear" && op["subject"] == "expert_up";
+        let up = ops.iter().find(is_up).unwrap_or_else(|| panic!("no expert_up in {ops:?}"));
+        let tokens = if step == 0 { 200.0 } else { 1.0 };
+        // The token's row and the numbers of its experts beside the weights.
+        let rows = tokens * 4.0 * (64.0 + 3.0);
+        let read = up["read_bytes"].as_f64().unwrap();
+        assert!((read / (experts * matrix + rows) - 1.0).abs() < 1e-3, "{read} bytes");
+        assert_eq!(up["flops"].as_f64().unwrap(), tokens * 3.0 * 2.0 * 64.0 * 64.0);
+    }
 }
 
 #[test]

@@ -16,6 +16,9 @@ pub const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/l
 /// Nothing about this one is rounded: its logits are held to 1e-4.
 pub const QWEN3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/qwen3");
 
+/// A mixture of eight experts, of which a token goes to three.
+pub const EXPERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/qwen3-moe");
+
 /// The binary.
 pub fn halfwarp(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_halfwarp"));

@@ -1,6 +1,6 @@
 //! `halfwarp validate` on models of two layers.
 
-use crate::support::{Copy, LLAMA, f32s, run, stderr};
+use crate::support::{Copy, EXPERTS, LLAMA, f32s, run, stderr};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
@@ -151,6 +151,22 @@ fn settings_of_one_type_are_compared() {
     // The residual stream of each layer, in both.
     for layer in ["\n| 0 | ", "\n| 1 | "] {
         assert!(report.contains(layer), "{report}");
+    }
+}
+
+/// The weights of a token's experts and what each expert computes are values too; in the same type
+/// they are the same.
+#[test]
+fn experts_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = validate(EXPERTS, dir.path(), &["--candidate", "f32+fusion=off"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let csv = fs::read_to_string(dir.path().join("validation.csv")).unwrap();
+    for name in ["router", "expert_weights", "expert_gate", "gated", "expert_down"] {
+        let row = format!("\nlayers,f32+fusion=off beside f32,1,{name},relative_error,");
+        let error = csv.split_once(&row).map(|(_, rest)| rest.split(',').next().unwrap());
+        let error: f64 = error.unwrap_or_else(|| panic!("no {name}: {csv}")).parse().unwrap();
+        assert!(error < 1e-6, "{name}: {error}");
     }
 }
 

@@ -66,12 +66,21 @@ struct StepMemory<'a> {
     inputs: &'a StepInputs,
 }
 
-impl Activations for StepMemory<'_> {
-    fn rows(&self, view: View) -> Result<Vec<f32>, ExecError> {
+impl StepMemory<'_> {
+    fn bytes(&self, view: View) -> Result<Vec<u8>, ExecError> {
         let EmulatedPlan { plan, addresses, .. } = self.prepared;
         let num_rows = self.inputs.num_rows(plan.tensor(view.tensor).rows);
-        let bytes = read_rows(self.memory, plan, addresses, view, num_rows)?;
-        observe::widen(plan, view, &bytes)
+        Ok(read_rows(self.memory, plan, addresses, view, num_rows)?)
+    }
+}
+
+impl Activations for StepMemory<'_> {
+    fn rows(&self, view: View) -> Result<Vec<f32>, ExecError> {
+        observe::widen(&self.prepared.plan, view, &self.bytes(view)?)
+    }
+
+    fn indices(&self, view: View) -> Result<Vec<u32>, ExecError> {
+        observe::indices(&self.prepared.plan, view, &self.bytes(view)?)
     }
 }
 

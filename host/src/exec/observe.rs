@@ -16,6 +16,12 @@ pub trait Activations {
     /// [`ExecError::Unsupported`] for elements that are no floating-point numbers;
     /// [`ExecError::Driver`]; [`ExecError::Unwritten`] on the emulator.
     fn rows(&self, view: View) -> Result<Vec<f32>, ExecError>;
+
+    /// The rows of a `view` of u32 elements, dense, `[num_rows, width]`.
+    ///
+    /// # Errors
+    /// As [`Activations::rows`], for elements of another type.
+    fn indices(&self, view: View) -> Result<Vec<u32>, ExecError>;
 }
 
 /// What is called after each operation, with its index in the plan as it runs
@@ -37,6 +43,20 @@ pub struct StepTimes {
     pub graph_us: Option<Vec<f64>>,
     /// Kernels of the step, where it is launched as such.
     pub num_launches: Option<usize>,
+}
+
+/// The elements of `view` in `bytes`, which are u32.
+///
+/// # Errors
+/// [`ExecError::Unsupported`] for elements of another type.
+pub(super) fn indices(plan: &Plan, view: View, bytes: &[u8]) -> Result<Vec<u32>, ExecError> {
+    match plan.dtype(view) {
+        Dtype::U32 => Ok(bytemuck::pod_collect_to_vec(bytes)),
+        dtype => Err(ExecError::Unsupported {
+            op: plan.tensor(view.tensor).name.clone(),
+            why: format!("{dtype} elements are no indices"),
+        }),
+    }
 }
 
 /// The elements of `view` in `bytes`, as f32.

@@ -115,6 +115,14 @@ impl Imatrix {
 }
 
 impl Entry {
+    /// Adds the squares of a row that `expert` reads.
+    fn add_row(&mut self, row: &[f32], expert: usize) {
+        for (sum, &x) in self.sums[expert * row.len()..].iter_mut().zip(row) {
+            *sum += f64::from(x) * f64::from(x);
+        }
+        self.counts[expert] += 1;
+    }
+
     /// Adds `other`, of which sums and counts are multiplied by `scale`; false for one of another size.
     fn add(&mut self, other: &Entry, scale: usize) -> bool {
         if self.sums.is_empty() {

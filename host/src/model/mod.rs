@@ -69,10 +69,18 @@ impl Decoder {
         &self.config
     }
 
-    /// Each tensor's name in the checkpoint, and in GGUF.
-    pub(crate) fn gguf_names(&self) -> impl Iterator<Item = (String, String)> {
-        let names = |names: &Names| names.tensors(&self.config).into_iter().map(|(name, _)| name);
-        names(self.names).zip(names(Names::gguf(self.config.family)))
+    /// Each tensor's name in GGUF, after its names in the checkpoint: one, or one of each expert.
+    pub(crate) fn gguf_names(&self) -> impl Iterator<Item = (Vec<String>, String)> {
+        let is_each = self.names.experts.each.is_some();
+        let mut sources = self.names.tensors(&self.config).into_iter().map(|(name, _)| name);
+        let gguf = Names::gguf(self.config.family).tensors(&self.config).into_iter();
+        gguf.map(move |(name, shape)| {
+            let count = match shape[..] {
+                [num_experts, _, _] if is_each => num_experts,
+                _ => 1,
+            };
+            (sources.by_ref().take(count).collect(), name)
+        })
     }
 
     /// The weights.

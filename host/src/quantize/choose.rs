@@ -39,6 +39,8 @@ impl Facts {
     pub fn new(config: &Config, metadata: &Metadata, has_importance: bool) -> Self {
         let Config { num_heads, num_kv_heads, .. } = *config;
         let experts = metadata.0.iter().find(|(key, _)| key.ends_with(".expert_count"));
+        let named = experts.and_then(|(_, count)| count.as_u64());
+        let num_experts = config.experts.map_or(0, |experts| experts.num_experts as u64);
         let is_70b = match config.family {
             Family::Llama | Family::Mistral => num_heads != num_kv_heads,
             Family::Qwen2 => true,
@@ -46,7 +48,7 @@ impl Facts {
         };
         Facts {
             num_layers: config.num_layers(),
-            num_experts: experts.and_then(|(_, count)| count.as_u64()).unwrap_or(0),
+            num_experts: named.unwrap_or(num_experts),
             queries_per_kv_head: num_heads / num_kv_heads,
             is_70b: is_70b && config.num_layers() == 80,
             has_importance,

@@ -26,12 +26,6 @@ pub enum QuantizeError {
     /// Something about the model that GGUF has no key for.
     #[error("the model has {0}, which GGUF has no key for")]
     NoKey(&'static str),
-    /// A mixture of experts from safetensors: GGUF has the matrices of all experts as one tensor.
-    #[error(
-        "a mixture of experts cannot be quantized from safetensors yet\n\
-         convert it with llama.cpp's convert_hf_to_gguf.py, then quantize the GGUF file"
-    )]
-    Experts,
     /// A tensor of a type that is of no use without an importance matrix.
     #[error(
         "tensor {} would be {dtype}, which needs an importance matrix\n\

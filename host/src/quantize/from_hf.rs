@@ -9,15 +9,17 @@ use super::source::{Data, Source, Tensor};
 use crate::loaded::Model;
 use crate::model::{Config, Family, LayerConfig, Names, Rope, RopeScaling, yarn_attention_factor};
 use crate::text::gguf_tokenizer;
+use crate::weights::TensorEntry;
 use crate::weights::gguf::{Metadata, Value};
 use gpu_types::Activation;
 
-/// The model in `dir` as GGUF describes it.
-pub(super) fn source<'a>(model: &'a Model, dir: &Path) -> Result<Source<'a>, QuantizeError> {
+/// The model in `dir`, whose `config.json` is `json`, as GGUF describes it.
+pub(super) fn source<'a>(
+    model: &'a Model,
+    dir: &Path,
+    json: &serde_json::Value,
+) -> Result<Source<'a>, QuantizeError> {
     let config = model.config();
-    if config.experts.is_some() {
-        return Err(QuantizeError::Experts);
-    }
     let mut metadata = Metadata(keys(config)?.into_iter().collect());
     let mut put = |key: &str, value| metadata.0.insert(key.to_owned(), value);
     if let Some(name) = dir.canonicalize().ok().as_deref().and_then(Path::file_name) {
@@ -25,6 +27,11 @@ pub(super) fn source<'a>(model: &'a Model, dir: &Path) -> Result<Source<'a>, Qua
     }
     for (key, value) in sampling(model) {
         put(&format!("general.sampling.{key}"), value);
+    }
+    // The width of dense layers, of which there are none; llama.cpp's conversion writes it.
+    let dense = json["intermediate_size"].as_u64().and_then(|width| u32::try_from(width).ok());
+    if let (Some(width), Family::Qwen3Moe) = (dense, config.family) {
+        put("qwen3moe.feed_forward_length", Value::U32(width));
     }
     let tokenizer = gguf_tokenizer(dir, architecture(config.family), config.vocab_size)?;
     metadata.0.extend(tokenizer);
@@ -58,7 +65,8 @@ pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeErro
     for (key, value) in sizes(config) {
         put(key, value);
     }
-    for (key, value) in windows(config)?.into_iter().chain(factors(config)) {
+    let others = [windows(config)?, experts(config)?, factors(config)];
+    for (key, value) in others.into_iter().flatten() {
         put(key, value);
     }
     for (key, value) in rope(config)? {
@@ -84,20 +92,23 @@ fn sizes(config: &Config) -> Vec<(&'static str, Value)> {
         ("attention.key_length", config.head_dim),
         ("attention.value_length", config.head_dim),
     ];
-    let experts = config.experts.map(|experts| {
-        [
-            ("expert_count", u32_value(experts.num_experts)),
-            ("expert_used_count", u32_value(experts.top_k)),
-            ("expert_feed_forward_length", u32_value(config.intermediate_size)),
-        ]
-    });
     let eps = ("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps));
-    counts
-        .map(|(key, count)| (key, u32_value(count)))
-        .into_iter()
-        .chain(experts.into_iter().flatten())
-        .chain([eps])
-        .collect()
+    counts.map(|(key, count)| (key, u32_value(count))).into_iter().chain([eps]).collect()
+}
+
+fn experts(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
+    let Some(experts) = config.experts else { return Ok(Vec::new()) };
+    if !experts.normalise {
+        return Err(QuantizeError::NoKey("weights of experts that do not add up to 1"));
+    }
+    let mut pairs = vec![
+        ("expert_count", u32_value(experts.num_experts)),
+        ("expert_used_count", u32_value(experts.top_k)),
+    ];
+    if config.family == Family::Qwen3Moe {
+        pairs.push(("expert_feed_forward_length", u32_value(config.intermediate_size)));
+    }
+    Ok(pairs)
 }
 
 /// The sliding window, if the model has one: the same in every layer, or in those of OLMo that a list
@@ -257,7 +268,12 @@ fn tensors(model: &Model) -> Vec<Tensor<'_>> {
     let config = model.config();
     let to = Names::gguf(config.family);
     let tensors = model.decoder().gguf_names().filter_map(|(from, name)| {
-        let entry = model.checkpoint().tensor(&from)?;
+        let entries = from.iter().map(|from| model.checkpoint().tensor(from));
+        let entries = entries.collect::<Option<Vec<TensorEntry>>>()?;
+        let &[entry] = &entries[..] else {
+            let shape = [&[entries.len()], entries[0].shape].concat();
+            return Some(Tensor { name, shape, data: Data::Experts(entries) });
+        };
         let data = match name.split('.').nth(2) {
             Some("attn_q") if to.interleaved_rope => Data::Heads(entry, config.num_heads),
             Some("attn_k") if to.interleaved_rope => Data::Heads(entry, config.num_kv_heads),

@@ -135,10 +135,10 @@ fn plan<'a>(model: &'a Model, options: &Options) -> Result<Plan<'a>, QuantizeErr
     let is_gguf = matches!(checkpoint.origin(), Origin::Gguf { .. });
     let Source { mut metadata, tensors } = match checkpoint.origin() {
         Origin::Gguf { metadata } => Source::from_gguf(metadata, checkpoint),
-        Origin::HuggingFace { dir, .. } => from_hf::source(model, dir)?,
+        Origin::HuggingFace { dir, config } => from_hf::source(model, dir, config)?,
     };
     let part = |tensor: &Tensor| {
-        let file = tensor.stored().filter(|_| options.keep_split).map(|entry| entry.file);
+        let file = tensor.entries().first().filter(|_| options.keep_split).map(|entry| entry.file);
         checkpoint.files().position(|path| Some(path) == file).unwrap_or(0)
     };
     let mut tensors: Vec<_> = tensors.into_iter().map(|tensor| (part(&tensor), tensor)).collect();
@@ -155,7 +155,7 @@ fn plan<'a>(model: &'a Model, options: &Options) -> Result<Plan<'a>, QuantizeErr
     let candidates = tensors.iter().map(|(_, tensor)| Candidate {
         name: &tensor.name,
         shape: &tensor.shape,
-        stored: match tensor.stored().map(|entry| entry.dtype) {
+        stored: match tensor.entries().first().map(|entry| entry.dtype) {
             Some(TensorDtype::Known(dtype)) if is_gguf => Some(*dtype),
             _ => None,
         },
@@ -194,17 +194,35 @@ fn write_tensor(
                 let tensor = tensor.name.clone();
                 return Err(QuantizeError::NeedsImportance { tensor, dtype });
             }
-            let values = tensor.values(model.checkpoint())?;
-            let row_elems = tensor.row_elems();
-            let encoded = encode_rows(&tensor.name, &values, row_elems, importance, dtype)?;
+            let encoded = encode(model, tensor, importance, dtype)?;
             writer.tensor(&encoded)?;
             summary.requantized += usize::from(tensor.is_quantized());
             encoded.len()
         }
     };
-    summary.bytes_before += tensor.stored().map_or(0, |entry| entry.bytes.len());
+    summary.bytes_before += tensor.entries().iter().map(|entry| entry.bytes.len()).sum::<usize>();
     count(&mut summary.types, dtype, bytes);
     Ok(())
+}
+
+/// The matrices of `tensor` as `dtype` stores them, one after the other.
+fn encode(
+    model: &Model,
+    tensor: &Tensor,
+    importance: Option<&[f32]>,
+    dtype: Dtype,
+) -> Result<Vec<u8>, QuantizeError> {
+    let (row_elems, num_matrices) = (tensor.row_elems(), tensor.num_matrices());
+    let mut encoded = Vec::new();
+    for matrix in 0..num_matrices {
+        let values = tensor.values(model.checkpoint(), matrix)?;
+        let own = importance.map(|all| {
+            let len = all.len() / num_matrices;
+            &all[matrix * len..][..len]
+        });
+        encoded.extend(encode_rows(&tensor.name, &values, row_elems, own, dtype)?);
+    }
+    Ok(encoded)
 }
 
 /// Whether the importance of columns changes what is written.

@@ -1,5 +1,7 @@
 //! A model as GGUF describes it, whatever it comes from.
 
+use std::slice;
+
 use super::QuantizeError;
 use crate::plan::Dtype;
 use crate::weights::gguf::Metadata;
@@ -24,6 +26,8 @@ pub(super) enum Data<'a> {
     Stored(TensorEntry<'a>),
     /// In the checkpoint: rows of this many heads, which GGUF has in the order of interleaved RoPE.
     Heads(TensorEntry<'a>, usize),
+    /// In the checkpoint: the matrix of each expert, which GGUF has as one tensor.
+    Experts(Vec<TensorEntry<'a>>),
     /// Here.
     Values(Vec<f32>),
 }
@@ -50,12 +54,18 @@ impl<'a> Tensor<'a> {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// The tensor of the checkpoint.
-    pub fn stored(&self) -> Option<TensorEntry<'a>> {
-        match self.data {
-            Data::Stored(entry) | Data::Heads(entry, _) => Some(entry),
-            Data::Values(_) => None,
+    /// The tensors of the checkpoint.
+    pub fn entries(&self) -> &[TensorEntry<'a>] {
+        match &self.data {
+            Data::Stored(entry) | Data::Heads(entry, _) => slice::from_ref(entry),
+            Data::Experts(entries) => entries,
+            Data::Values(_) => &[],
         }
+    }
+
+    /// Matrices that are read one after the other: those of experts are too many at once.
+    pub fn num_matrices(&self) -> usize {
+        if let Data::Experts(entries) = &self.data { entries.len() } else { 1 }
     }
 
     /// The bytes, if they are of `dtype` already.
@@ -68,17 +78,22 @@ impl<'a> Tensor<'a> {
 
     /// Whether it is stored in less than 16 bits an element.
     pub fn is_quantized(&self) -> bool {
-        self.stored().is_some_and(|entry| match entry.dtype {
+        self.entries().iter().any(|entry| match entry.dtype {
             TensorDtype::Known(dtype) => dtype.block_elems() > 1,
             // What is read although its type is not known came quantised.
             TensorDtype::Other(_) => true,
         })
     }
 
-    /// The elements, in GGUF's order.
-    pub fn values(&self, checkpoint: &Checkpoint) -> Result<Vec<f32>, QuantizeError> {
+    /// The elements of a matrix, in GGUF's order.
+    pub fn values(
+        &self,
+        checkpoint: &Checkpoint,
+        matrix: usize,
+    ) -> Result<Vec<f32>, QuantizeError> {
         Ok(match &self.data {
             Data::Values(values) => values.clone(),
+            Data::Experts(entries) => checkpoint.read_f32(entries[matrix].name)?,
             Data::Stored(entry) => checkpoint.read_f32(entry.name)?,
             Data::Heads(entry, num_heads) => {
                 let values = checkpoint.read_f32(entry.name)?;

@@ -2,7 +2,7 @@
 //! precision.
 
 use super::logits::ratio_of_norms;
-use crate::plan::{Dtype, Linear, Op, Plan};
+use crate::plan::{Dtype, Linear, Op, Plan, View};
 use half::{bf16, f16};
 
 /// What an operation stored.
@@ -39,9 +39,13 @@ impl std::fmt::Display for OutputName {
 }
 
 impl OutputName {
-    /// What `op` stores; `None` for one whose result is no activation of every form.
-    pub fn of(plan: &Plan, op: &Op) -> Option<OutputName> {
-        let out = op.writes().first().copied()?;
+    /// What `op` stores, and where; `None` for one whose result is no activation of every form.
+    pub fn of(plan: &Plan, op: &Op) -> Option<(OutputName, View)> {
+        let out = match op {
+            // Beside the weights of experts there are their numbers.
+            Op::Route(route) => route.weights,
+            _ => op.writes().first().copied()?,
+        };
         let is_residual =
             matches!(op, Op::Add { .. } | Op::Linear(Linear { residual: Some(_), .. }));
         // The name of a weight says more than that of an activation that others write too.
@@ -61,7 +65,7 @@ impl OutputName {
             (_, Some(layer)) => label.strip_prefix(&format!("layers.{layer}.")).unwrap_or(label),
             (_, None) => label,
         };
-        Some(OutputName { layer, name: name.to_owned(), is_residual })
+        Some((OutputName { layer, name: name.to_owned(), is_residual }, out))
     }
 }
 
@@ -262,7 +266,7 @@ mod tests {
         let bounds = Bounds { max_kv_len: 64, ..Bounds::one_sequence(4) };
         let plan = model.plan(&Numerics::from(Precision::F32), bounds, 1).unwrap();
         let places: Vec<OutputName> =
-            plan.ops.iter().filter_map(|op| OutputName::of(&plan, op)).collect();
+            plan.ops.iter().filter_map(|op| Some(OutputName::of(&plan, op)?.0)).collect();
         let shown: Vec<String> = places.iter().map(OutputName::to_string).collect();
         let in_layer = |layer: usize| {
             let names = [

@@ -141,7 +141,7 @@ fn observe(engine: &mut Engine, tokens: &[u32]) -> Result<Vec<OpOutput>, Validat
     let mut stored = Vec::new();
     engine.observe_prompt(tokens, &mut |plan, index, activations| {
         let op = &plan.ops[index];
-        if let (Some(place), Some(&view)) = (OutputName::of(plan, op), op.writes().first()) {
+        if let Some((place, view)) = OutputName::of(plan, op) {
             let (dtype, values) = (plan.dtype(view), activations.rows(view)?);
             stored.push(OpOutput { place, dtype, width: view.width, values });
         }

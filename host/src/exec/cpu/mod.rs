@@ -214,6 +214,21 @@ impl Activations for Frame<'_> {
             }),
         }
     }
+
+    fn indices(&self, view: View) -> Result<Vec<u32>, ExecError> {
+        match self.dtype(view) {
+            Dtype::U32 => Ok(indices(self, view)),
+            dtype => Err(ExecError::Unsupported {
+                op: "reading an activation".to_owned(),
+                why: format!("{dtype} elements are no indices"),
+            }),
+        }
+    }
+}
+
+/// The rows of a `view` of u32: integers are in the words of the arena as they are.
+fn indices(frame: &Frame, view: View) -> Vec<u32> {
+    frame.rows(view).iter().flatten().map(|word| word.to_bits()).collect()
 }
 
 /// What is faster fused: a residual, which the matrix product is added to.
@@ -280,8 +295,7 @@ impl RankStep<'_> {
             }),
             Op::Route(ref op) => self.route(op),
             Op::ExpertLinear(ref op) => {
-                let experts: Vec<u32> =
-                    frame.rows(op.experts).iter().flatten().map(|index| index.to_bits()).collect();
+                let experts = indices(frame, op.experts);
                 let layer = ExpertLinear {
                     weight: weight(op.weight),
                     num_experts: op.num_experts,

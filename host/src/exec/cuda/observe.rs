@@ -20,7 +20,8 @@ use super::memory::Block;
 use super::modules::Modules;
 use super::{CudaExecutor, CudaPlan, nodes};
 use crate::exec::{
-    Activations, AfterOp, ExecError, PreparedPlan, StepTimes, inputs, observe::widen,
+    Activations, AfterOp, ExecError, PreparedPlan, StepTimes, inputs, observe::indices,
+    observe::widen,
 };
 use crate::plan::{StepInputs, View};
 
@@ -254,8 +255,9 @@ struct StepMemory<'a> {
     stream: &'a Stream,
 }
 
-impl Activations for StepMemory<'_> {
-    fn rows(&self, view: View) -> Result<Vec<f32>, ExecError> {
+impl StepMemory<'_> {
+    /// The rows of `view`, dense.
+    fn bytes(&self, view: View) -> Result<Vec<u8>, ExecError> {
         let CudaPlan { plan, arena_layout, .. } = self.prepared;
         let tensor = plan.tensor(view.tensor);
         let num_rows = self.inputs.num_rows(tensor.rows);
@@ -268,7 +270,16 @@ impl Activations for StepMemory<'_> {
         copied?;
         let columns = view.start * element_bytes..(view.start + view.width) * element_bytes;
         let rows = bytes.chunks_exact(tensor.width * element_bytes);
-        let dense: Vec<u8> = rows.flat_map(|row| &row[columns.clone()]).copied().collect();
-        widen(plan, view, &dense)
+        Ok(rows.flat_map(|row| &row[columns.clone()]).copied().collect())
+    }
+}
+
+impl Activations for StepMemory<'_> {
+    fn rows(&self, view: View) -> Result<Vec<f32>, ExecError> {
+        widen(&self.prepared.plan, view, &self.bytes(view)?)
+    }
+
+    fn indices(&self, view: View) -> Result<Vec<u32>, ExecError> {
+        indices(&self.prepared.plan, view, &self.bytes(view)?)
     }
 }
