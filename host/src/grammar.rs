@@ -5,6 +5,7 @@
 //! and the whole is checked at the end of an answer.
 
 mod after_reasoning;
+mod gbnf;
 mod probe;
 
 pub use after_reasoning::{AfterReasoning, ReasoningLimits};
@@ -139,6 +140,17 @@ impl GrammarCompiler {
     pub fn regex(&self, regex: &str) -> Result<Grammar, GrammarError> {
         check_length("regular expression", regex)?;
         self.compile("regular expression", TopLevelGrammar::from_regex(regex))
+    }
+
+    /// A context-free grammar in GBNF, llama.cpp's variant of Backus-Naur form, from the rule `root` on.
+    ///
+    /// # Errors
+    /// As [`GrammarCompiler::json_schema`].
+    pub fn gbnf(&self, grammar: &str) -> Result<Grammar, GrammarError> {
+        const WHAT: &str = "grammar";
+        check_length(WHAT, grammar)?;
+        let lark = gbnf::to_lark(grammar);
+        self.lark(&lark.map_err(|why| GrammarError::Source { what: WHAT, why })?)
     }
 
     /// A context-free grammar in llguidance's variant of Lark's syntax, from the rule `start` on.

@@ -29,14 +29,26 @@ impl Model {
     /// [`Decoder::open`], [`OpenError::Text`] for a tokenizer or a chat template that cannot be
     /// used.
     pub fn open(model: impl AsRef<Path>) -> Result<Self, OpenError> {
+        Self::open_with(model, None)
+    }
+
+    /// [`Model::open`], with the source of a chat template in the place of the model's own.
+    ///
+    /// # Errors
+    /// As [`Model::open`]; a template that is malformed is an error where it is rendered.
+    pub fn open_with(
+        model: impl AsRef<Path>,
+        chat_template: Option<&str>,
+    ) -> Result<Self, OpenError> {
         let decoder = Decoder::open(models::resolve(model)?)?;
         let (text, stop_tokens) = match decoder.checkpoint().origin() {
             Origin::HuggingFace { dir, .. } => {
-                (Text::from_dir(dir)?, text::stop_tokens_from_dir(dir)?)
+                (Text::from_dir_with(dir, chat_template)?, text::stop_tokens_from_dir(dir)?)
             }
-            Origin::Gguf { metadata } => {
-                (Text::from_gguf(metadata)?, text::stop_tokens_from_gguf(metadata)?)
-            }
+            Origin::Gguf { metadata } => (
+                Text::from_gguf_with(metadata, chat_template)?,
+                text::stop_tokens_from_gguf(metadata)?,
+            ),
         };
         // The chat template may know one more: the end of its turns.
         let stop_tokens = text.as_ref().map_or(stop_tokens, |text| text.stop_tokens.clone());

@@ -125,6 +125,109 @@ fn threads_are_as_many_as_asked_for() {
     assert!(stderr(&output).contains("3 threads"), "{}", stderr(&output));
 }
 
+/// What the child is told about its arguments, and its exit code.
+fn told(args: &[&str]) -> (Option<i32>, String) {
+    let output = run(args);
+    (output.status.code(), stderr(&output))
+}
+
+#[test]
+fn more_threads_than_cores_are_warned_of() {
+    let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "1", "-t"];
+    let (_, said) = told(&[&args[..], &["999"]].concat());
+    assert!(said.contains("warning: 999 threads share"), "{said}");
+    assert!(!told(&[&args[..], &["1"]].concat()).1.contains("warning"));
+}
+
+#[test]
+fn options_of_llama_cpp_are_taken() {
+    let args = ["generate", "-m", LLAMA, "--tokens", "1,2,3", "-ngl", "0", "-fa", "on", "-n", "4"];
+    let more = ["--seed", "-1", "--no-mmap", "-b", "512", "--no-display-prompt", "--ignore-eos"];
+    let (code, said) = told(&[&args[..], &more].concat());
+    assert_eq!(code, Some(0), "{said}");
+    assert!(
+        said.contains("note: --no-mmap has no effect: ") && said.contains("note: -b"),
+        "{said}"
+    );
+    assert!(!said.contains("-fa") && !said.contains("--seed"), "{said}");
+    let (code, said) = told(&["generate", "-m", LLAMA, "--tokens", "1", "--mirostat", "2"]);
+    assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
+    assert!(said.contains("--mirostat is refused: "), "{said}");
+}
+
+#[test]
+fn every_command_tells_its_version() {
+    for command in [&["--version"][..], &["generate", "--version"], &["serve", "--version"]] {
+        assert!(stdout(command).contains(env!("CARGO_PKG_VERSION")), "{command:?}");
+    }
+}
+
+#[test]
+fn escapes_in_a_prompt_are_taken_if_asked_for() {
+    let ids = |args: &[&str]| stdout(&[&["tokenize", "-p"], args].concat());
+    let typed = r#"a\nb\t\x41\\ \q \'\""#;
+    assert_eq!(ids(&[typed, "-e"]), ids(&["a\nb\tA\\ \\q '\""]));
+    assert_ne!(ids(&[typed]), ids(&[typed, "-e"]));
+}
+
+#[test]
+fn a_chat_template_takes_the_place_of_the_models() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("chat.jinja");
+    let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>";
+    fs::write(&file, template).unwrap();
+    let path = file.to_str().unwrap();
+    let ids = |args: &[&str]| stdout(&[&["tokenize", "-p"], args].concat());
+    let want = ids(&["[user]Hi>"]);
+    for options in
+        [["--chat-template", template], ["--chat-template", path], ["--chat-template-file", path]]
+    {
+        assert_eq!(ids(&[&["Hi", "--chat"], &options[..]].concat()), want, "{options:?}");
+    }
+    for (options, why) in [
+        (&["--chat", "--chat-template", "chatml"][..], "templates are not known by name"),
+        (&["--chat", "--chat-template-file", "no-such-file"], "cannot read"),
+        (&["--chat", "--chat-template", "{% if %}"], "template"),
+        (&["--chat-template", path], "without --chat"),
+    ] {
+        let (code, said) = told(&[&["tokenize", "-p", "Hi"], options].concat());
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(why) && said.lines().count() <= 2, "{options:?}: {said}");
+    }
+}
+
+#[test]
+fn the_form_of_an_answer_may_stand_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let gbnf = "root ::= \"#\" [0-9]{3} (\"yes\" | \"yesterday\")";
+    let schema = r#"{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false}"#;
+    let [in_gbnf, in_json] = [file("x.gbnf", gbnf), file("x.json", schema)];
+    let text = |options: [&str; 2]| {
+        let args = ["-p", "Say it:", "-n", "24", "--seed", "1"];
+        generate_json(&[&args[..], &options].concat())["text"].as_str().unwrap().to_owned()
+    };
+    for options in [["--grammar", gbnf], ["--grammar-file", &in_gbnf]] {
+        let said = text(options);
+        let (number, word) = said.split_at(4);
+        assert!(number.starts_with('#') && number[1..].parse::<u32>().is_ok(), "{said}");
+        assert!(word == "yes" || word == "yesterday", "{said}");
+    }
+    for option in ["--json-schema-file", "-jf"] {
+        let said: Value = serde_json::from_str(&text([option, &in_json])).unwrap();
+        assert!(said["a"].is_boolean(), "{said}");
+    }
+    let (code, said) = told(&["generate", "-p", "x", "--grammar", "root ::= x"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("there is no rule `x`"), "{said}");
+    let both = ["generate", "-p", "x", "--grammar", gbnf, "--regex", "x"];
+    assert!(told(&both).1.contains("cannot be used with"));
+}
+
 #[test]
 fn logits_say_what_they_wrote() {
     let dir = tempfile::tempdir().unwrap();

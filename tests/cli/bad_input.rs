@@ -44,8 +44,8 @@ fn generate_refuses(model: &str, expected: &str) {
 #[test]
 fn rejects_wrong_arguments() {
     refuses(&["generate", "--stop", "", "-p", "a"], "--stop");
-    refuses(&["generate", "-n", "-2", "-p", "a"], "-1 for no limit");
-    refuses(&["generate", "-t", "0", "-p", "a"], "--threads");
+    refuses(&["generate", "-n", "-3", "-p", "a"], "-1 for no limit");
+    refuses(&["generate", "-t", "x", "-p", "a"], "--threads");
     refuses(&["generate", "--logit-bias", "1", "-p", "a"], "42=-1.5");
     refuses(&["generate", "-f", "a", "-p", "b"], "cannot be used with");
     refuses(&["generate", "-m", LLAMA, "--tokens", "1,x"], "--tokens");

@@ -37,6 +37,54 @@ fn a_key_opens_what_is_locked() {
 }
 
 #[test]
+fn keys_stand_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("keys");
+    std::fs::write(&file, "# ours\nfirst\n\n  second \n#third\n").unwrap();
+    let path = file.to_str().unwrap();
+    let serving = Serving::start(&["-m", LLAMA, "--api-key-file", path, "--api-key", "fourth"]);
+    let base = &serving.client.base;
+    for (key, status) in
+        [("first", 200), ("second", 200), ("fourth", 200), ("third", 401), ("#third", 401)]
+    {
+        let client = Client { base: base.clone(), key: Some(key) };
+        assert_eq!(client.get("/v1/models").status, status, "{key}");
+    }
+    std::fs::write(&file, "# none\n").unwrap();
+    for (path, why) in [(path, "there is no key in it"), ("no-such-file", "cannot read")] {
+        let args = ["serve", "--device", "cpu", "-m", LLAMA, "--port", "0"];
+        let output = support::run(&[&args[..], &["--api-key-file", path]].concat());
+        assert_eq!(output.status.code(), Some(2));
+        assert!(support::stderr(&output).contains(why), "{}", support::stderr(&output));
+    }
+}
+
+#[test]
+fn paths_come_after_a_prefix() {
+    let serving =
+        Serving::start_loading(&["-m", LLAMA, "--api-prefix", "/llm/a", "--api-key", "k"]);
+    let base = serving.client.base.clone();
+    let client = Client { base: format!("{base}/llm/a"), key: Some("k") };
+    client.wait_for("/health", 200);
+    let body = json!({ "prompt": [1], "max_tokens": 1 });
+    assert_eq!(client.post("/v1/completions", &body).status, 200);
+    assert!(client.get("/").text.contains("style.css"), "the page, whose links are relative");
+    assert_eq!(client.get("/style.css?x=1").status, 200);
+    let keyless = Client { base: client.base.clone(), key: None };
+    assert_eq!(keyless.get("/v1/models").status, 401);
+    // Anthropic's form of a failure, by the path after the prefix.
+    assert_eq!(client.post("/v1/messages", &json!({})).json()["type"], "error");
+    let outside = Client { base, key: Some("k") };
+    for path in ["/v1/models", "/health", "/llm/av1/models", "/llm", "/"] {
+        assert_eq!(outside.get(path).status, 404, "{path}");
+    }
+    // A browser is sent to where the page's links lead on.
+    assert_eq!(outside.get("/llm/a").status, 200);
+    let output = support::run(&["serve", "-m", LLAMA, "--api-prefix", "llm"]);
+    assert!(support::stderr(&output).contains("such as /llm"), "{}", support::stderr(&output));
+}
+
+#[test]
 fn connections_are_encrypted() {
     let mut serving =
         Serving::start(&["-m", LLAMA, "--tls-cert", CERT, "--tls-key", KEY, "--log-level", "info"]);

@@ -75,7 +75,7 @@ struct Output<'a> {
 
 /// Generates, and streams the text to stdout.
 pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    let model = args.engine.open_model()?;
+    let model = args.engine.open_model_with(args.chat.template()?.as_deref())?;
     let prompt = args.prompt.chat_token_ids(&args.chat, &model)?;
     let mut request = args.sampling.request(&model, prompt);
     if args.ignore_eos {
@@ -96,7 +96,9 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let mut engine = args.engine.engine_for(&request, &model)?;
     let (prompt_tokens, seed) = (request.prompt.clone(), request.sampling.seed);
     let is_text = matches!(args.output_format, OutputFormat::Text);
-    let reading = Reading { stop: &args.sampling.stop, format: format.as_ref() };
+    let stop: Vec<String> =
+        args.sampling.stop.iter().map(|stop| args.prompt.unescaped(stop)).collect();
+    let reading = Reading { stop: &stop, format: format.as_ref() };
     let mut thoughts = Thoughts::new();
     let generation = session::generate(&model, &mut engine, request, reading, |said| {
         if is_text { said.print(&mut thoughts) } else { Ok(()) }

@@ -17,6 +17,7 @@ mod logits;
 mod mission;
 mod model;
 mod output_file;
+mod pasted;
 mod perplexity;
 mod plot;
 mod profile;
@@ -36,7 +37,7 @@ mod validate;
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use failure::Failure;
-use std::{env, ffi::OsString, process::ExitCode};
+use std::{env, process::ExitCode};
 
 const FIRST_STEPS: &str = "\
 First steps:
@@ -49,7 +50,8 @@ halfwarp COMMAND --help explains a command and its options.";
 
 /// Runs large language models on NVIDIA GPUs and on the CPU, with every GPU kernel written in Rust.
 #[derive(Parser)]
-#[command(name = "halfwarp", version, max_term_width = 100, after_help = FIRST_STEPS)]
+#[command(name = "halfwarp", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = FIRST_STEPS)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -60,6 +62,7 @@ enum Command {
     /// Continue a prompt, or answer it with --chat.
     Generate(generate::GenerateArgs),
     /// Talk with a model.
+    #[command(alias = "cli")]
     Chat(chat::ChatArgs),
     /// Serve a model over HTTP, as the OpenAI API has it.
     #[cfg(feature = "server")]
@@ -142,17 +145,17 @@ pub fn main() -> ExitCode {
 
 /// Help and version are printed as clap has them, a mistake in the arguments in two lines.
 fn parse() -> Result<Cli, Failure> {
-    Cli::try_parse_from(args()).map_err(|error| match error.kind() {
+    let pasted::Expanded { args, without_effect } =
+        pasted::expand(env::args_os().collect(), &Cli::command())?;
+    for note in without_effect {
+        terminal::note(format_args!("note: {note}"));
+    }
+    Cli::try_parse_from(args).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
         _ => Failure::Input(mistake(&error.to_string())),
     })
-}
-
-/// The arguments, with `-hf` as llama.cpp's users type it: clap would read it as `-h -f`.
-fn args() -> impl Iterator<Item = OsString> {
-    env::args_os().map(|arg| if arg == "-hf" || arg == "-hfr" { "--hf".into() } else { arg })
 }
 
 /// clap's message up to its usage, on one line, and where to find help.

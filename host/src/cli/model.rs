@@ -104,7 +104,15 @@ impl ModelArgs {
     /// # Errors
     /// [`Failure::Input`] for a model that is not found or cannot be used.
     pub fn open(&self) -> Result<Arc<Model>, Failure> {
-        let model = Model::open(self.path()?)?;
+        self.open_with(None)
+    }
+
+    /// Opens the model, with the source of a chat template in the place of its own.
+    ///
+    /// # Errors
+    /// As [`ModelArgs::open`].
+    pub fn open_with(&self, chat_template: Option<&str>) -> Result<Arc<Model>, Failure> {
+        let model = Model::open_with(self.path()?, chat_template)?;
         for warning in model.text().into_iter().flat_map(|text| &text.warnings) {
             terminal::note(format_args!("warning: {warning}"));
         }
@@ -145,6 +153,12 @@ impl ModelArgs {
 /// # Errors
 /// [`Failure::Environment`] if the system refuses them.
 pub fn start_threads(num_threads: Option<NonZeroUsize>) -> Result<(), Failure> {
+    let cores = std::thread::available_parallelism().map_or(usize::MAX, NonZeroUsize::get);
+    if let Some(threads) = num_threads.map(NonZeroUsize::get).filter(|threads| *threads > cores) {
+        terminal::note(format_args!(
+            "warning: {threads} threads share {cores} cores and wait for each other: -t {cores} is faster"
+        ));
+    }
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(num_threads.map_or(0, NonZeroUsize::get))
         .build_global();
@@ -158,8 +172,16 @@ impl EngineArgs {
     /// [`Failure::Environment`] if the system refuses the threads; [`Failure::Input`] as
     /// [`ModelArgs::open`].
     pub fn open_model(&self) -> Result<Arc<Model>, Failure> {
+        self.open_model_with(None)
+    }
+
+    /// Starts the threads, and opens the model as [`ModelArgs::open_with`].
+    ///
+    /// # Errors
+    /// As [`EngineArgs::open_model`].
+    pub fn open_model_with(&self, chat_template: Option<&str>) -> Result<Arc<Model>, Failure> {
         start_threads(self.threads)?;
-        let model = self.model.open()?;
+        let model = self.model.open_with(chat_template)?;
         for ignored in &model.generation_config().ignored {
             terminal::note(format_args!("warning: {ignored}"));
         }

@@ -26,6 +26,9 @@ pub struct PromptArgs {
     /// Token ids in the place of a text, such as 1,2,3
     #[arg(long, value_delimiter = ',', value_name = "IDS")]
     tokens: Vec<u32>,
+    /// Take \n, \r, \t, \', \", \\ and \x41 in the prompt, and in --stop, for what they stand for
+    #[arg(short, long)]
+    escape: bool,
 }
 
 /// The arguments that make a prompt a conversation.
@@ -46,6 +49,12 @@ pub struct ConversationArgs {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct TemplateArgs {
+    /// A Jinja template in the place of the model's own, or the file that holds it
+    #[arg(long, value_name = "JINJA", conflicts_with = "chat_template_file")]
+    chat_template: Option<String>,
+    /// The file that holds it
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    chat_template_file: Option<PathBuf>,
     /// Variables of the chat template, such as {"enable_thinking": false}
     #[arg(long, value_name = "JSON", value_parser = variables)]
     chat_template_kwargs: Option<Map<String, Value>>,
@@ -60,6 +69,30 @@ pub struct TemplateArgs {
 }
 
 impl TemplateArgs {
+    /// Whether there is a template in the place of the model's own.
+    pub fn is_given(&self) -> bool {
+        self.chat_template.is_some() || self.chat_template_file.is_some()
+    }
+
+    /// The source of the template in the place of the model's own, if there is one.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for a file that cannot be read.
+    pub fn source(&self) -> Result<Option<String>, Failure> {
+        match (&self.chat_template, &self.chat_template_file) {
+            (Some(text), _) if ["{{", "{%", "{#"].iter().any(|mark| text.contains(mark)) => {
+                Ok(Some(text.clone()))
+            }
+            (Some(text), _) if !Path::new(text).is_file() => Err(Failure::Input(format!(
+                "--chat-template {text}: no Jinja, and no file\ngive a template or the file that \
+                 holds one: templates are not known by name"
+            ))),
+            (Some(file), _) => read_text(Path::new(file)).map(Some),
+            (None, Some(file)) => read_text(file).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
     /// The variables of the chat template.
     pub fn variables(&self) -> Map<String, Value> {
         self.chat_template_kwargs.clone().unwrap_or_default()
@@ -121,6 +154,14 @@ fn variables(json: &str) -> Result<Map<String, Value>, String> {
 }
 
 impl ConversationArgs {
+    /// The source of the template in the place of the model's own, if there is one.
+    ///
+    /// # Errors
+    /// As [`TemplateArgs::source`].
+    pub fn template(&self) -> Result<Option<String>, Failure> {
+        self.template.source()
+    }
+
     /// How `model` writes its answers, if it chats and thinks before them.
     pub fn thinking_format(&self, model: &Model) -> Option<AnswerFormat> {
         self.template.thinking_format(model).filter(|_| self.chat)
@@ -156,6 +197,7 @@ impl PromptArgs {
         if !chat.chat {
             let arguments = &chat.template;
             let given = [
+                (arguments.is_given(), "--chat-template: without --chat no template is rendered"),
                 (
                     arguments.chat_template_kwargs.is_some(),
                     "--chat-template-kwargs: without --chat no template is rendered",
@@ -180,8 +222,17 @@ impl PromptArgs {
         chat.template.render(model, &system.into_iter().chain([user]).collect::<Vec<_>>())
     }
 
+    /// `text`, with what its escapes stand for, if the user says that it has some.
+    pub fn unescaped(&self, text: &str) -> String {
+        if self.escape { unescape(text) } else { text.to_owned() }
+    }
+
     /// The text of the prompt, without the newline at its end that editors and `echo` add.
     fn text(&self) -> Result<String, Failure> {
+        self.typed().map(|text| self.unescaped(&text))
+    }
+
+    fn typed(&self) -> Result<String, Failure> {
         let mut text = match (&self.prompt, &self.file) {
             (Some(prompt), _) if prompt != "-" => return Ok(prompt.clone()),
             (None, Some(file)) => read_text(file)?,
@@ -198,6 +249,29 @@ impl PromptArgs {
         }
         Ok(text)
     }
+}
+
+/// What the escapes of `text` stand for, as llama.cpp has them: others stay as they are.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let (byte, len) = match (first, after) {
+            (b'\\', [b'n', ..]) => (b'\n', 2),
+            (b'\\', [b'r', ..]) => (b'\r', 2),
+            (b'\\', [b't', ..]) => (b'\t', 2),
+            (b'\\', [same @ (b'\'' | b'"' | b'\\'), ..]) => (*same, 2),
+            (b'\\', [b'x', digits @ ..]) => {
+                let digits = digits.get(..2).and_then(|digits| str::from_utf8(digits).ok());
+                let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+                byte.map_or((first, 1), |byte| (byte, 4))
+            }
+            _ => (first, 1),
+        };
+        bytes.push(byte);
+        rest = &rest[len..];
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn no_prompt(what: &str) -> Failure {

@@ -1,14 +1,20 @@
 //! `halfwarp serve`.
 
 use super::model::{EngineArgs, Serving};
-use super::{choices, failure::Failure, interrupt, prompt::TemplateArgs, terminal};
+use super::{
+    choices,
+    failure::Failure,
+    interrupt,
+    prompt::{TemplateArgs, read_text},
+    terminal,
+};
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::TypedValueParser;
 use halfwarp::server::{
-    SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_host, is_origin,
+    SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_host, is_origin, is_path_prefix,
 };
 use halfwarp::text::answer::Reasoning;
-use halfwarp::{EngineOptions, ServiceOptions};
+use halfwarp::{EngineOptions, Message, ServiceOptions};
 use serde_json::Map;
 use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 use tracing_subscriber::filter::LevelFilter;
@@ -48,6 +54,12 @@ struct ServerArgs {
     /// anyone is served]
     #[arg(long, value_name = "KEY", env = "HALFWARP_API_KEY", hide_env_values = true, value_parser = NonEmptyStringValueParser::new())]
     api_key: Vec<String>,
+    /// File with such keys, one a line; lines that start with # are left out
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    api_key_file: Option<PathBuf>,
+    /// Path before all paths of the server, such as /llm, for a proxy that serves others beside it
+    #[arg(long, value_name = "PREFIX", value_parser = parse_prefix)]
+    api_prefix: Option<String>,
     /// Origin whose web pages may use the server, such as https://chat.example, or * for all; repeat
     /// it for more [default: no other origin may]
     #[arg(long, value_name = "ORIGIN", value_parser = parse_origin)]
@@ -121,10 +133,16 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         .with_max_level(*log_level)
         .init();
     let tls = args.server.tls()?;
+    let api_keys = args.server.api_keys()?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let model = args.engine.open_model()?;
+    let model = args.engine.open_model_with(args.template.source()?.as_deref())?;
+    if args.template.is_given() {
+        // One that is malformed is told now, and not with each request.
+        args.template.render(&model, &[Message::new("user", "Hello")])?;
+    }
     let options = ServerOptions {
         tls,
+        api_keys,
         chat_template_kwargs: args.template.variables(),
         parse_special_in_content: args.template.parse_special_in_content(),
         reasoning: args.template.reasoning(),
@@ -152,6 +170,22 @@ impl ServerArgs {
         })
     }
 
+    /// The keys that are given, and those of the file.
+    fn api_keys(&self) -> Result<Vec<String>, Failure> {
+        let mut keys = self.api_key.clone();
+        if let Some(file) = &self.api_key_file {
+            let text = read_text(file)?;
+            let is_key = |line: &&str| !line.is_empty() && !line.starts_with('#');
+            let before = keys.len();
+            keys.extend(text.lines().map(str::trim).filter(is_key).map(str::to_owned));
+            if keys.len() == before {
+                // Without keys anyone would be served.
+                return Err(Failure::Input(format!("{}: there is no key in it", file.display())));
+            }
+        }
+        Ok(keys)
+    }
+
     fn sizes(&self) -> Serving {
         Serving {
             max_seqs: self.max_num_seqs.map(NonZeroUsize::get),
@@ -165,7 +199,8 @@ impl ServerArgs {
         let timeout = Duration::from_secs(self.timeout);
         ServerOptions {
             model_name: self.served_model_name.clone().unwrap_or(model_name),
-            api_keys: self.api_key.clone(),
+            api_keys: Vec::new(),
+            path_prefix: self.api_prefix.clone().unwrap_or_default(),
             cors_origins: self.cors_origin.clone(),
             allowed_hosts: self.allowed_host.clone(),
             tls: None,
@@ -187,6 +222,13 @@ fn parse_origin(origin: &str) -> Result<String, String> {
     match is_origin(origin) {
         true => Ok(origin.to_owned()),
         false => Err("an origin is SCHEME://HOST or SCHEME://HOST:PORT, or * for all".to_owned()),
+    }
+}
+
+fn parse_prefix(prefix: &str) -> Result<String, String> {
+    match prefix.trim_end_matches('/') {
+        path if path.is_empty() || is_path_prefix(path) => Ok(path.to_owned()),
+        _ => Err("a prefix is a path, such as /llm".to_owned()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Random answers, each token drawn from the allowed ones.
 
+mod gbnf;
 mod schemas;
 
 use super::*;

@@ -21,6 +21,7 @@ pub mod fuzzing;
 mod host;
 mod metrics;
 mod page;
+mod prefix;
 mod request;
 mod routes;
 mod scores;
@@ -33,6 +34,7 @@ mod tools;
 
 pub use cors::is_origin;
 pub use host::is_host;
+pub use prefix::is_path_prefix;
 pub use tls::{Tls, TlsError};
 
 use crate::Model;
@@ -87,6 +89,8 @@ pub struct ServerOptions {
     pub model_name: String,
     /// Keys of which a client has to give one; none: anyone is served.
     pub api_keys: Vec<String>,
+    /// Path before all paths of the server, see [`is_path_prefix`]; empty: none.
+    pub path_prefix: String,
     /// Origins whose pages may talk to the server, see [`is_origin`]; none: only its own page may.
     pub cors_origins: Vec<String>,
     /// Hosts by which clients may call the server, see [`is_host`], beside those of its machine: `localhost`, addresses of
@@ -122,6 +126,7 @@ impl Default for ServerOptions {
         ServerOptions {
             model_name: "halfwarp".to_owned(),
             api_keys: Vec::new(),
+            path_prefix: String::new(),
             cors_origins: Vec::new(),
             allowed_hosts: Vec::new(),
             tls: None,

@@ -10,6 +10,7 @@ use super::embeddings;
 use super::error::{ApiError, in_anthropics_form, json_response};
 use super::host::AllowedHosts;
 use super::page;
+use super::prefix;
 use super::scores;
 use super::tokens;
 use axum::Router;
@@ -77,10 +78,12 @@ pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
         Some(hosts) => router.layer(middleware::from_fn_with_state(Arc::new(hosts), check_host)),
         None => router,
     };
-    router
+    let prefix = app.options.path_prefix.clone();
+    let router = router
         .layer(middleware::from_fn(failures_of_messages))
         .layer(middleware::from_fn(log))
-        .with_state(app)
+        .with_state(app);
+    if prefix.is_empty() { router } else { prefix::before(prefix, router) }
 }
 
 async fn check_host(

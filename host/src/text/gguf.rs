@@ -89,10 +89,11 @@ pub(super) fn warnings(metadata: &Metadata) -> Vec<String> {
     warnings
 }
 
-/// The chat template of the file, if it has one.
+/// The chat template of the file, if it has one; `template` takes the place of all that are there.
 pub(super) fn chat_template(
     metadata: &Metadata,
     tokenizer: &Tokenizer,
+    template: Option<&str>,
 ) -> Result<Option<ChatTemplate>, TextError> {
     let mut sources = Vec::new();
     for key in metadata.0.keys().filter(|key| key.starts_with(CHAT_TEMPLATE)) {
@@ -105,6 +106,9 @@ pub(super) fn chat_template(
         sources.extend(string(metadata, key)?.map(|source| (name.to_owned(), source.to_owned())));
     }
     sources.sort();
+    if let Some(source) = template {
+        sources = vec![(DEFAULT.to_owned(), source.to_owned())];
+    }
     let mut special = BTreeMap::new();
     for (key, name) in SPECIAL_TOKENS {
         let is_optional = !matches!(key, "bos" | "eos");

@@ -23,9 +23,16 @@ pub(super) fn tokenizer(dir: &Path) -> Result<Option<Tokenizer>, TextError> {
 }
 
 /// The chat template of the directory.
-pub(super) fn chat_template(dir: &Path) -> Result<Option<ChatTemplate>, TextError> {
+/// `template` takes the place of all that are there.
+pub(super) fn chat_template(
+    dir: &Path,
+    template: Option<&str>,
+) -> Result<Option<ChatTemplate>, TextError> {
     let (sources, special) = templates(dir)?;
-    Ok(ChatTemplate::new(sources, special))
+    Ok(match template {
+        Some(source) => ChatTemplate::new([(DEFAULT.to_owned(), source.to_owned())], special),
+        None => ChatTemplate::new(sources, special),
+    })
 }
 
 /// Chat templates and special tokens, both by name.

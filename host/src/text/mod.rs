@@ -66,8 +66,16 @@ impl Text {
     /// # Errors
     /// [`TextError::Read`] and [`TextError::File`] for a file that can't be read or is malformed.
     pub fn from_dir(dir: &Path) -> Result<Option<Self>, TextError> {
+        Self::from_dir_with(dir, None)
+    }
+
+    /// [`Text::from_dir`], with the source of another chat template.
+    ///
+    /// # Errors
+    /// As [`Text::from_dir`].
+    pub fn from_dir_with(dir: &Path, template: Option<&str>) -> Result<Option<Self>, TextError> {
         let Some(tokenizer) = hf::tokenizer(dir)? else { return Ok(None) };
-        let template = hf::chat_template(dir)?;
+        let template = hf::chat_template(dir, template)?;
         let stop_tokens = stop::from_dir(dir)?;
         Ok(Some(Self::new(tokenizer, template, stop_tokens)))
     }
@@ -79,8 +87,19 @@ impl Text {
     /// and [`TextError::PreTokenizer`] for a kind that is not known, [`TextError::Vocabulary`] for
     /// tokens and merges that don't fit together.
     pub fn from_gguf(metadata: &Metadata) -> Result<Option<Self>, TextError> {
+        Self::from_gguf_with(metadata, None)
+    }
+
+    /// [`Text::from_gguf`], with the source of another chat template.
+    ///
+    /// # Errors
+    /// As [`Text::from_gguf`].
+    pub fn from_gguf_with(
+        metadata: &Metadata,
+        template: Option<&str>,
+    ) -> Result<Option<Self>, TextError> {
         let Some(tokenizer) = gguf::tokenizer(metadata)? else { return Ok(None) };
-        let template = gguf::chat_template(metadata, &tokenizer)?;
+        let template = gguf::chat_template(metadata, &tokenizer, template)?;
         let stop_tokens = stop::from_gguf(metadata)?;
         let text = Self::new(tokenizer, template, stop_tokens);
         Ok(Some(Self { warnings: gguf::warnings(metadata), ..text }))
