@@ -116,6 +116,7 @@ fn attention(criterion: &mut Criterion) {
                 softmax_scale: 0.125,
                 causal: true,
                 window: None,
+                sinks: None,
             };
             setup.plan.op(Op::KvAppend { layer: 0, k, v });
             setup.plan.op(Op::Attention(op));

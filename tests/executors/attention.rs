@@ -196,6 +196,7 @@ fn matches_oracle(backend: Backend, case: &Case) -> Outcome {
         softmax_scale: case.scale / (head_dim as f32).sqrt(),
         causal: case.causal,
         window: case.window,
+        sinks: None,
     };
     let build = |max_tokens: usize, max_q_len: usize| {
         let mut setup = Setup::new(precision);

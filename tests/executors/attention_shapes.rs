@@ -326,6 +326,7 @@ impl Case {
             softmax_scale: 1.0 / (head_dim as f32).sqrt(),
             causal: self.causal,
             window: self.window,
+            sinks: None,
         }
     }
 

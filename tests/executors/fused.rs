@@ -233,6 +233,7 @@ impl Rotated {
             softmax_scale: 1.0,
             causal: true,
             window: None,
+            sinks: None,
         }));
         let dtype = self.precision.cache();
         let kv = KvLayout { num_kv_heads, head_dim, dtype, ..smallest_kv(&bounds) };

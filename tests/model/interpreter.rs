@@ -3,8 +3,8 @@
 use cuda_std::E4m3;
 use halfwarp::Model;
 use halfwarp::plan::{
-    Activation, AppendAttention, Attention, ConstantId, ExpertLinear, Linear, Norm, Op, Plan,
-    RopeAppend, Route, View, Weight, WeightId, WeightSource,
+    Activation, AppendAttention, Attention, ConstantId, ExpertLinear, Groups, Linear, Norm, Op,
+    Plan, RopeAppend, Route, Scores, View, Weight, WeightId, WeightSource,
 };
 use std::collections::BTreeMap;
 
@@ -130,20 +130,22 @@ impl<'a> Interpreter<'a> {
         let (mut experts, mut weights) = (Vec::new(), Vec::new());
         for logits in self.read(op.logits).chunks(op.logits.width) {
             let total: f32 = logits.iter().map(|logit| logit.exp()).sum();
-            let mut left: Vec<usize> = (0..logits.len()).collect();
-            let mut chosen = Vec::new();
-            for _ in 0..op.experts.width {
-                let mut best = 0;
-                for i in 0..left.len() {
-                    if logits[left[i]] > logits[left[best]] {
-                        best = i;
-                    }
+            let (scores, biased): (Vec<f32>, Vec<f32>) = match op.scores {
+                Scores::Softmax => {
+                    (logits.iter().map(|logit| logit.exp() / total).collect(), logits.to_vec())
                 }
-                chosen.push(left.remove(best));
-            }
-            let of = |&expert: &usize| logits[expert].exp() / total;
-            let sum: f32 = if op.normalise { chosen.iter().map(of).sum() } else { 1.0 };
-            weights.extend(chosen.iter().map(|expert| of(expert) / sum));
+                Scores::Sigmoid { bias, groups } => {
+                    let score = |logit: &f32| 1.0 / (1.0 + (-logit).exp());
+                    let scores: Vec<f32> = logits.iter().map(score).collect();
+                    let terms = scores.iter().zip(self.weight(bias));
+                    let biased: Vec<f32> = terms.map(|(score, bias)| score + bias).collect();
+                    (scores, groups.map_or(biased.clone(), |groups| of_groups(groups, &biased)))
+                }
+            };
+            let chosen = largest(&biased, op.experts.width);
+            let sum: f32 = chosen.iter().map(|&expert| scores[expert]).sum();
+            let factor = if op.normalise { op.scale / sum } else { op.scale };
+            weights.extend(chosen.iter().map(|&expert| scores[expert] * factor));
             experts.extend(chosen.into_iter().map(|expert| expert as f32));
         }
         self.write(op.experts, &experts);
@@ -155,12 +157,15 @@ impl<'a> Interpreter<'a> {
         let (top_k, n) = (op.experts.width, rows / op.num_experts);
         let (experts, x) = (self.read(op.experts), self.read(op.x));
         let matrices = self.weight(op.weight);
+        let bias = op.bias.map(|bias| self.weight(bias));
         let products = |token: usize, i: usize| -> Vec<f32> {
             let x = &x[token * op.x.width..][..op.x.width];
             let x = if op.x.width == cols { x } else { &x[i * cols..][..cols] };
-            let matrix = &matrices[experts[token * top_k + i] as usize * n * cols..][..n * cols];
-            let dot = |w: &[f32]| x.iter().zip(w).map(|(x, w)| x * w).sum();
-            matrix.chunks(cols).map(dot).collect()
+            let expert = experts[token * top_k + i] as usize;
+            let matrix = &matrices[expert * n * cols..][..n * cols];
+            let dot = |w: &[f32]| x.iter().zip(w).map(|(x, w)| x * w).sum::<f32>();
+            let rows = matrix.chunks(cols).enumerate();
+            rows.map(|(row, w)| dot(w) + bias.map_or(0.0, |bias| bias[expert * n + row])).collect()
         };
         let weights = op.weights.map(|weights| self.read(weights));
         let mut data = Vec::new();
@@ -245,9 +250,11 @@ impl<'a> Interpreter<'a> {
                     dot * op.softmax_scale
                 };
                 let scores: Vec<f32> = (first..=t).map(score).collect();
-                let max = scores.iter().copied().fold(f32::MIN, f32::max);
-                let sum: f32 = scores.iter().map(|s| (s - max).exp()).sum();
-                for (j, score) in (first..=t).zip(scores) {
+                let sink = op.sinks.map(|sinks| self.weight(sinks)[head]);
+                let all = || scores.iter().copied().chain(sink);
+                let max = all().fold(f32::MIN, f32::max);
+                let sum: f32 = all().map(|s| (s - max).exp()).sum();
+                for (j, score) in (first..=t).zip(&scores) {
                     let p = (score - max).exp() / sum;
                     out.iter_mut().zip(&v[row(j)..]).for_each(|(o, v)| *o += p * v);
                 }
@@ -277,5 +284,32 @@ fn norm(x: Vec<f32>, weight: &[f32], eps: f32) -> Vec<f32> {
 
 fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
     let activate = |x: f32| oracle::activate(activation, x.into()) as f32;
-    gate.iter().zip(up).map(|(g, u)| activate(*g) * u).collect()
+    let factor = |x: f32| oracle::factor(activation, x.into()) as f32;
+    gate.iter().zip(up).map(|(g, u)| activate(*g) * factor(*u)).collect()
+}
+
+/// Where the `count` largest of `values` are, the largest first.
+fn largest(values: &[f32], count: usize) -> Vec<usize> {
+    let mut left: Vec<usize> = (0..values.len()).collect();
+    let mut chosen = Vec::new();
+    for _ in 0..count {
+        let mut best = 0;
+        for i in 0..left.len() {
+            if values[left[i]] > values[left[best]] {
+                best = i;
+            }
+        }
+        chosen.push(left.remove(best));
+    }
+    chosen
+}
+
+/// `scores`, but minus infinity outside of the groups with the largest sums of their two best.
+fn of_groups(groups: Groups, scores: &[f32]) -> Vec<f32> {
+    let of_group = scores.len() / groups.count;
+    let sum = |group: &[f32]| largest(group, 2).iter().map(|&i| group[i]).sum();
+    let sums: Vec<f32> = scores.chunks(of_group).map(sum).collect();
+    let kept = largest(&sums, groups.top_k);
+    let score = |i: usize| if kept.contains(&(i / of_group)) { scores[i] } else { f32::MIN };
+    (0..scores.len()).map(score).collect()
 }

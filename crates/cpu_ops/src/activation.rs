@@ -35,6 +35,15 @@ impl WithVectors for GateRow<'_> {
                     *out = (gate / (1.0 + exp(simd, -gate)) * up).clamp(-max, max);
                 }
             }
+            Activation::SwigluOai => {
+                let (alpha, limit) = (Activation::SWIGLU_ALPHA, Activation::SWIGLU_LIMIT);
+                for ((out, &gate), up) in elems {
+                    // Not `min`, which loses NaN.
+                    let gate = if gate > limit { limit } else { gate };
+                    let activated = gate / (1.0 + exp(simd, -alpha * gate));
+                    *out = (activated * (up.clamp(-limit, limit) + 1.0)).clamp(-max, max);
+                }
+            }
         }
     }
 }
@@ -48,14 +57,16 @@ mod tests {
     fn gates_match_oracle() {
         let mut gates: Vec<f32> = random(1, 300).iter().map(|x| x * 20.0).collect();
         gates[..4].copy_from_slice(&[0.0, -200.0, 200.0, -0.0]);
-        let up = random(2, 300);
+        let up: Vec<f32> = random(2, 300).iter().map(|x| x * 10.0).collect();
         let rows = [&gates, &up].map(|data| Rows::dense(data, 100));
-        for activation in Activation::ALL {
+        for activation in Activation::ALL.into_iter().chain([Activation::SwigluOai]) {
             let mut out = vec![f32::NAN; 300];
             gate(activation, &rows[0], &rows[1], f32::INFINITY, RowsMut::dense(&mut out, 100));
             let pairs = gates.iter().zip(&up).map(|(&gate, &up)| [gate, up].map(f64::from));
-            let wanted: Vec<f64> =
-                pairs.map(|[gate, up]| oracle::activate(activation, gate) * up).collect();
+            let gated = |[gate, up]: [f64; 2]| {
+                oracle::activate(activation, gate) * oracle::factor(activation, up)
+            };
+            let wanted: Vec<f64> = pairs.map(gated).collect();
             assert_close(&out, &wanted, 1e-6, activation.name());
         }
     }
@@ -70,6 +81,13 @@ mod tests {
             gate(activation, &rows[0], &rows[1], 65504.0, RowsMut::dense(&mut out, 5));
             assert_eq!(out[..4], [300.0, 65504.0, -65504.0, 65504.0]);
             assert!(out[4].is_nan());
+        }
+        let swiglu = Activation::SwigluOai;
+        for (gates, up) in [([f32::NAN], [1.0]), ([1.0], [f32::NAN])] {
+            let [gates, up] = [&gates, &up].map(|data| Rows::dense(data, 1));
+            let mut out = [0.0];
+            gate(swiglu, &gates, &up, f32::INFINITY, RowsMut::dense(&mut out, 1));
+            assert!(out[0].is_nan());
         }
     }
 }

@@ -28,28 +28,46 @@ pub enum Kernel {
     Prefill,
 }
 
-/// Computes `attention`, in parallel over tokens and heads.
+/// An operation, and what it reads beside Q.
+#[derive(Clone, Copy)]
+pub struct Operation<'a> {
+    /// The operation.
+    pub attention: &'a Attention,
+    /// The cache, with the new tokens' keys and values.
+    pub kv: &'a KvCache,
+    /// [`Attention::sinks`].
+    pub sinks: Option<&'a [f32]>,
+}
+
+impl Operation<'_> {
+    /// What the softmax of `head` has beside its keys: the largest score and the sum of
+    /// exponentials.
+    fn softmax_of_sink(&self, head: usize) -> [f32; 2] {
+        self.sinks.map_or([f32::NEG_INFINITY, 0.0], |sinks| [sinks[head], 1.0])
+    }
+}
+
+/// Computes `operation`, in parallel over tokens and heads.
 pub fn attention(
-    attention: &Attention,
+    operation: Operation,
     inputs: &StepInputs,
-    kv: &KvCache,
     q: &Rows,
     out: RowsMut,
     kernel: Kernel,
 ) {
-    attention_on(Arch::new(), attention, inputs, kv, q, out, kernel);
+    attention_on(Arch::new(), operation, inputs, q, out, kernel);
 }
 
 /// [`attention`] with the instructions of `arch`.
 fn attention_on(
     arch: Arch,
-    attention: &Attention,
+    operation: Operation,
     inputs: &StepInputs,
-    kv: &KvCache,
     q: &Rows,
     mut out: RowsMut,
     kernel: Kernel,
 ) {
+    let attention = operation.attention;
     let (mut data, stride) = out.strided();
     let (mut tiles, mut singles) = (Vec::new(), Vec::new());
     for seq in 0..inputs.kv_lens.len() {
@@ -74,9 +92,9 @@ fn attention_on(
         }
     }
     tiles.into_par_iter().for_each(|(tile, rows)| {
-        prefill_tile(attention, kv, &tile, q, rows, stride, arch);
+        prefill_tile(operation, &tile, q, rows, stride, arch);
     });
-    decode::attend(attention, kv, q, singles, arch);
+    decode::attend(operation, q, singles, arch);
 }
 
 /// Query heads that share a KV head.
@@ -106,18 +124,18 @@ fn visible_keys<'a>(
 
 /// All heads of a query tile. `rows` begins with the first token's output; the tokens' are `stride` apart.
 fn prefill_tile(
-    attention: &Attention,
-    kv: &KvCache,
+    operation: Operation,
     tile: &QueryTile,
     q: &Rows,
     rows: &mut [f32],
     stride: usize,
     arch: Arch,
 ) {
+    let attention = operation.attention;
     let kv_heads = 0..attention.num_kv_heads;
     let heads: Vec<Vec<f32>> = kv_heads
         .into_par_iter()
-        .map(|kv_head| prefill::attend(attention, kv, tile, kv_head, q, arch))
+        .map(|kv_head| prefill::attend(operation, tile, kv_head, q, arch))
         .collect();
     let width = group(attention) * attention.head_dim;
     for (token, row) in rows.chunks_mut(stride).enumerate() {

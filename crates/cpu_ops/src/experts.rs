@@ -4,23 +4,72 @@ use crate::activations::{Rows, RowsMut};
 use crate::linear::multiply;
 use crate::weights::StoredWeight;
 use blocks::WeightRows;
+use plan::Groups;
 use rayon::prelude::*;
 
-/// A token's experts, the `experts.len()` largest of the softmax of `logits`: the largest first, of
-/// equal ones the lower index. With `normalise` the weights are divided by their sum.
-pub fn route(logits: &[f32], normalise: bool, experts: &mut [u32], weights: &mut [f32]) {
+/// How a token's experts are chosen and weighted: as in [`plan::Route`].
+pub struct Routing<'a> {
+    /// The bias of sigmoids, and the groups of experts; none where scores are a softmax.
+    pub sigmoid: Option<(&'a [f32], Option<Groups>)>,
+    /// Whether the weights are divided by their sum.
+    pub normalise: bool,
+    /// Multiplies the weights.
+    pub scale: f32,
+}
+
+impl Routing<'_> {
+    /// A token's experts, those with the `experts.len()` largest scores: the largest first, of
+    /// equal ones the lower index.
+    pub fn route(&self, logits: &[f32], experts: &mut [u32], weights: &mut [f32]) {
+        let (scores, chosen) = match self.sigmoid {
+            None => (softmax(logits), descending(logits)),
+            Some((bias, groups)) => {
+                let scores: Vec<f32> =
+                    logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect();
+                let mut biased: Vec<f32> =
+                    scores.iter().zip(bias).map(|(score, bias)| score + bias).collect();
+                if let Some(groups) = groups {
+                    leave_out_groups(groups, &mut biased);
+                }
+                (scores, descending(&biased))
+            }
+        };
+        for ((expert, weight), chosen) in experts.iter_mut().zip(&mut *weights).zip(chosen) {
+            (*expert, *weight) = (chosen as u32, scores[chosen]);
+        }
+        if self.normalise {
+            // All sigmoids may be zeros.
+            let least = if self.sigmoid.is_some() { 1e-20 } else { 0.0 };
+            let sum = weights.iter().sum::<f32>() + least;
+            weights.iter_mut().for_each(|weight| *weight /= sum);
+        }
+        weights.iter_mut().for_each(|weight| *weight *= self.scale);
+    }
+}
+
+fn softmax(logits: &[f32]) -> Vec<f32> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f32 = logits.iter().map(|logit| (logit - max).exp()).sum();
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    // A logit that is NaN comes after all numbers.
-    let key = |&expert: &u32| Some(logits[expert as usize]).filter(|logit| !logit.is_nan());
+    logits.iter().map(|logit| (logit - max).exp() / total).collect()
+}
+
+/// Indices of `values`, that of the largest first, NaN after all numbers.
+fn descending(values: &[f32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    let key = |&index: &usize| Some(values[index]).filter(|value| !value.is_nan());
     order.sort_by(|a, b| key(b).partial_cmp(&key(a)).expect("no NaN"));
-    for ((expert, weight), chosen) in experts.iter_mut().zip(&mut *weights).zip(order) {
-        (*expert, *weight) = (chosen, (logits[chosen as usize] - max).exp() / total);
-    }
-    if normalise {
-        let sum: f32 = weights.iter().sum();
-        weights.iter_mut().for_each(|weight| *weight /= sum);
+    order
+}
+
+/// Makes the scores of experts minus infinity that are of no chosen group.
+fn leave_out_groups(groups: Groups, scores: &mut [f32]) {
+    let of_group = scores.len() / groups.count;
+    let best_two = |group: &[f32]| -> f32 {
+        descending(group).into_iter().take(2).map(|expert| group[expert]).sum()
+    };
+    let best: Vec<f32> = scores.chunks_exact(of_group).map(best_two).collect();
+    for group in descending(&best).into_iter().skip(groups.top_k) {
+        scores[group * of_group..][..of_group].fill(f32::NEG_INFINITY);
     }
 }
 
@@ -28,6 +77,8 @@ pub fn route(logits: &[f32], normalise: bool, experts: &mut [u32], weights: &mut
 pub struct ExpertLinear<'a> {
     /// The matrices of all experts.
     pub weight: &'a StoredWeight,
+    /// Their biases, one after the other.
+    pub bias: Option<&'a [f32]>,
     /// Experts of the layer.
     pub num_experts: usize,
     /// Columns of an expert's matrix.
@@ -81,7 +132,13 @@ impl ExpertLinear<'_> {
         work.into_par_iter().enumerate().for_each(|(expert, Work { rows, products })| {
             if !rows.is_empty() {
                 let weight = rows_of(&runs, expert * each, each);
-                multiply(rows, &weight, false, self.batch_invariant, products);
+                let mut products = products;
+                if let Some(bias) = self.bias {
+                    let bias = &bias[expert * each..][..each];
+                    products.iter_mut().for_each(|product| product.copy_from_slice(bias));
+                }
+                let accumulate = self.bias.is_some();
+                multiply(rows, &weight, accumulate, self.batch_invariant, products);
             }
         });
     }
@@ -117,16 +174,42 @@ mod tests {
     #[test]
     fn the_largest_are_chosen_in_order() {
         let (mut experts, mut weights) = ([9; 3], [0.0; 3]);
-        route(&[1.0, 3.0, f32::NAN, 3.0, -1.0], false, &mut experts, &mut weights);
+        let plain = Routing { sigmoid: None, normalise: false, scale: 1.0 };
+        plain.route(&[1.0, 3.0, f32::NAN, 3.0, -1.0], &mut experts, &mut weights);
         assert_eq!(experts, [1, 3, 0]);
-        route(&[0.0, 2.0, 1.0, -3.0], false, &mut experts, &mut weights);
+        plain.route(&[0.0, 2.0, 1.0, -3.0], &mut experts, &mut weights);
         let exps = [2.0f64, 1.0, 0.0, -3.0].map(f64::exp);
         let total: f64 = exps.iter().sum();
         assert_eq!(experts, [1, 2, 0]);
         assert_close(&weights, &[0, 1, 2].map(|i| exps[i] / total), 1e-6, "weights");
-        route(&[0.0, 2.0, 1.0, -3.0], true, &mut experts, &mut weights);
+        let normalised = Routing { normalise: true, scale: 2.5, ..plain };
+        normalised.route(&[0.0, 2.0, 1.0, -3.0], &mut experts, &mut weights);
         let total: f64 = exps[..3].iter().sum();
-        assert_close(&weights, &[0, 1, 2].map(|i| exps[i] / total), 1e-6, "normalised weights");
+        assert_close(&weights, &[0, 1, 2].map(|i| 2.5 * exps[i] / total), 1e-6, "normalised");
+    }
+
+    /// Groups of two experts, of which the second has the best one, but a lower sum.
+    #[test]
+    fn sigmoids_are_chosen_with_a_bias_and_by_group() {
+        let logits = [1.0, 0.5, 3.0, -9.0, 0.0, 0.2];
+        let bias = [0.0, 0.0, 0.0, 0.0, 0.9, 0.1];
+        let sigmoid = |i: usize| 1.0 / (1.0 + f64::from(-logits[i]).exp());
+        let (mut experts, mut weights) = ([9; 3], [0.0; 3]);
+        let mut check = |groups, normalise, wanted: [usize; 3]| {
+            let routing = Routing { sigmoid: Some((&bias, groups)), normalise, scale: 1.5 };
+            routing.route(&logits, &mut experts, &mut weights);
+            assert_eq!(experts, wanted.map(|i| i as u32), "{groups:?}");
+            let sum: f64 = if normalise { wanted.iter().map(|&i| sigmoid(i)).sum() } else { 1.0 };
+            let wanted = wanted.map(|i| 1.5 * sigmoid(i) / sum);
+            assert_close(&weights, &wanted, 1e-6, &format!("{groups:?}"));
+        };
+        check(None, false, [4, 2, 0]);
+        check(None, true, [4, 2, 0]);
+        check(Some(Groups { count: 3, top_k: 2 }), true, [4, 0, 5]);
+
+        let routing = Routing { sigmoid: Some((&[0.0; 3], None)), normalise: true, scale: 1.0 };
+        routing.route(&[-200.0; 3], &mut experts, &mut weights);
+        assert_eq!((experts, weights), ([0, 1, 2], [0.0; 3]), "no NaN");
     }
 
     /// All tokens to one expert, none to others, and uneven; one row of x a token, and one a choice.
@@ -135,22 +218,31 @@ mod tests {
         let (num_experts, n, k, top_k, tokens) = (5, 37, 40, 2, 23);
         let matrices = random(1, num_experts * n * k);
         let weight = StoredWeight::of(&matrices, k);
+        let biases = random(4, num_experts * n);
         let choices: [fn(usize) -> u32; 3] =
             [|_| 3, |i| (i * i % 7 % 5) as u32, |i| (i % 2) as u32];
         for expert_of in choices {
             let experts: Vec<u32> = (0..tokens * top_k).map(expert_of).collect();
             let factors = random(2, tokens * top_k);
-            for x_rows in [1, top_k] {
+            for (x_rows, bias) in [(1, None), (top_k, None), (1, Some(&*biases))] {
                 let x = random(3, tokens * x_rows * k);
                 let product = |i: usize, n: usize, row: usize| -> f64 {
                     let x = &x[(i / top_k * x_rows + i % x_rows) * k..][..k];
                     let w = &matrices[(experts[i] as usize * row + n) * k..][..k];
-                    x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum()
+                    let product: f64 =
+                        x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
+                    let bias = bias.map_or(0.0, |bias| bias[experts[i] as usize * row + n]);
+                    product + f64::from(bias)
                 };
                 let all = (0..tokens * top_k).flat_map(|i| (0..n).map(move |j| (i, j)));
                 let wanted: Vec<f64> = all.map(|(i, j)| product(i, j, n)).collect();
-                let layer =
-                    ExpertLinear { weight: &weight, num_experts, width: k, batch_invariant: false };
+                let layer = ExpertLinear {
+                    weight: &weight,
+                    bias,
+                    num_experts,
+                    width: k,
+                    batch_invariant: false,
+                };
                 let rows = Rows::dense(&x, x_rows * k);
                 let mut out = vec![f32::NAN; tokens * top_k * n];
                 layer.compute(&rows, &experts, None, RowsMut::dense(&mut out, top_k * n));

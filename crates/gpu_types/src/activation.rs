@@ -1,21 +1,24 @@
 //! The activations of gates: a new one is a row of the table here.
 
 macro_rules! activations {
-    ($($(#[$doc:meta])* $activation:ident, $name:literal, in config.json $config_names:expr;)*) => {
+    ($($(#[$doc:meta])* $activation:ident, $name:literal, in config.json $config_names:expr;)*
+     @ without kernels: $($(#[$cpu_doc:meta])* $cpu:ident, $cpu_name:literal;)*) => {
         /// The activation of a feed-forward layer's gate: `activation(gate) * up`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Activation {
             $($(#[$doc])* $activation,)*
+            $($(#[$cpu_doc])* $cpu,)*
         }
 
         impl Activation {
-            /// All of them.
+            /// Those that kernels have instances for.
             pub const ALL: [Activation; [$($name),*].len()] = [$(Activation::$activation),*];
 
             /// Name of the activation in symbols.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Activation::$activation => $name,)*
+                    $(Activation::$cpu => $cpu_name,)*
                 }
             }
 
@@ -23,6 +26,7 @@ macro_rules! activations {
             pub const fn gate_name(self) -> &'static str {
                 match self {
                     $(Activation::$activation => concat!($name, "_mul"),)*
+                    $(Activation::$cpu => concat!($cpu_name, "_mul"),)*
                 }
             }
 
@@ -30,6 +34,7 @@ macro_rules! activations {
             pub const fn gate_linear_name(self) -> &'static str {
                 match self {
                     $(Activation::$activation => concat!($name, "_linear"),)*
+                    $(Activation::$cpu => concat!($cpu_name, "_linear"),)*
                 }
             }
 
@@ -37,6 +42,7 @@ macro_rules! activations {
             pub const fn config_names(self) -> &'static [&'static str] {
                 match self {
                     $(Activation::$activation => &$config_names,)*
+                    $(Activation::$cpu => &[],)*
                 }
             }
         }
@@ -46,9 +52,19 @@ macro_rules! activations {
 activations! {
     /// `x * sigmoid(x)`. Source: arXiv:1702.03118.
     Silu, "silu", in config.json ["silu", "swish"];
+    @ without kernels:
+    /// That of gpt-oss: with `g = min(gate, LIMIT)` and `u = clamp(up, -LIMIT, LIMIT)` the gate is
+    /// `g * sigmoid(ALPHA * g) * (u + 1)`, of [`Activation::SWIGLU_LIMIT`] and
+    /// [`Activation::SWIGLU_ALPHA`].
+    SwigluOai, "swiglu_oai";
 }
 
 impl Activation {
+    /// Multiplies the sigmoid's argument in [`Activation::SwigluOai`].
+    pub const SWIGLU_ALPHA: f32 = 1.702;
+    /// Bound of gate and up in [`Activation::SwigluOai`].
+    pub const SWIGLU_LIMIT: f32 = 7.0;
+
     /// The one that `config.json` names so.
     pub fn from_config(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|activation| activation.config_names().contains(&name))

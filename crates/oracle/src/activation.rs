@@ -7,6 +7,18 @@ use gpu_types::Activation;
 pub fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::SwigluOai => {
+            let x = if x > 7.0 { 7.0 } else { x };
+            x / (1.0 + (-1.702 * x).exp())
+        }
+    }
+}
+
+/// What `activation(gate)` is multiplied with.
+pub fn factor(activation: Activation, up: f64) -> f64 {
+    match activation {
+        Activation::Silu => up,
+        Activation::SwigluOai => up.clamp(-7.0, 7.0) + 1.0,
     }
 }
 
@@ -17,8 +29,9 @@ pub const MAX_SLOPE: f64 = 1.1;
 pub fn gated<E: Element>(activation: Activation, gate: Approx, up: Approx) -> Approx {
     let activated = activate(activation, gate.value);
     let off = MAX_SLOPE * gate.bound;
-    let product = activated * up.value;
-    let bound = off * up.value.abs() + activated.abs() * up.bound + off * up.bound;
+    let factor = factor(activation, up.value);
+    let product = activated * factor;
+    let bound = off * factor.abs() + activated.abs() * up.bound + off * up.bound;
     let bound = bound + SUM_ROUNDING * product.abs();
     let is_clamped = E::MAX < 1e6 && !product.is_nan();
     Approx::new(if is_clamped { product.clamp(-E::MAX, E::MAX) } else { product }, bound)

@@ -12,7 +12,7 @@ mod rng;
 mod rope;
 mod sampling;
 
-pub use activation::{MAX_SLOPE, activate, gated};
+pub use activation::{MAX_SLOPE, activate, factor, gated};
 pub use approx::{Approx, SUM_ROUNDING};
 pub use attention::{Attended, Attention, Pages};
 pub use e4m3::{E4M3_MAX, e4m3_code, e4m3_value};

@@ -249,6 +249,7 @@ mod tests {
             softmax_scale: 0.5,
             causal: true,
             window: None,
+            sinks: None,
         };
         let linear = Op::Linear(Linear::new(view(0, 8), WeightId(0), view(1, 16)));
         Plan {

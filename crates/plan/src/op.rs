@@ -161,22 +161,51 @@ impl Linear {
     }
 }
 
-/// The `experts.width` largest of the softmax of a token's logits, the largest first and of equal
+/// The `experts.width` experts of a token with the largest scores, the largest first and of equal
 /// ones that of the lower index.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Route {
     /// `[tokens, num_experts]` f32.
     pub logits: View,
-    /// Whether the weights of a token are divided by their sum.
+    /// What the experts are chosen by, and weighted with.
+    pub scores: Scores,
+    /// Whether the weights of a token are divided by their sum. Those of [`Scores::Softmax`] are
+    /// then the softmax of the chosen logits alone.
     pub normalise: bool,
+    /// Multiplies the weights, after that.
+    pub scale: f32,
     /// `[tokens, top_k]` u32: indices of the experts.
     pub experts: View,
     /// As `experts`, f32: what their outputs are multiplied with.
     pub weights: View,
 }
 
-/// `product(t, i, n) = sum_k x[t, i, k] * weight[experts[t, i], n, k]`, for each of a token's `top_k`
-/// experts.
+/// How experts are chosen and weighted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scores {
+    /// The softmax of the logits, for both.
+    Softmax,
+    /// Weights are the sigmoid of the logits; experts are chosen by it plus a bias.
+    Sigmoid {
+        /// `[num_experts]`.
+        bias: WeightId,
+        /// Groups of neighbouring experts that a token is restricted to first.
+        groups: Option<Groups>,
+    },
+}
+
+/// A token goes to experts of some groups alone: those with the largest sums of their two best
+/// experts, and of equal ones those of the lower index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Groups of as many experts each, at least two.
+    pub count: usize,
+    /// Groups that a token is restricted to.
+    pub top_k: usize,
+}
+
+/// `product(t, i, n) = sum_k x[t, i, k] * weight[experts[t, i], n, k] (+ bias[experts[t, i], n])`, for
+/// each of a token's `top_k` experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertLinear {
     /// `[tokens, k]`, which all experts of a token read, or `[tokens, top_k * k]`.
@@ -185,6 +214,8 @@ pub struct ExpertLinear {
     pub experts: View,
     /// The matrices of all experts, one on the other: `[num_experts * n, k]`.
     pub weight: WeightId,
+    /// `[num_experts * n]`.
+    pub bias: Option<WeightId>,
     /// Experts of the layer.
     pub num_experts: usize,
     /// `[tokens, top_k]` f32: `out[t, n]` is the sum of the products times these, in f32 and in
@@ -268,6 +299,9 @@ pub struct Attention {
     pub causal: bool,
     /// Sliding window of causal attention, in positions.
     pub window: Option<usize>,
+    /// `[num_heads]`: a score of each query head, beside those of the keys, that has no value. It takes
+    /// part in the softmax's maximum and sum.
+    pub sinks: Option<WeightId>,
 }
 
 /// [`RopeAppend`], then [`Attention`] of its `q`, to the same bits; but `q` stays as it is.
@@ -403,7 +437,16 @@ impl Op {
     pub fn weights(&self) -> Vec<WeightId> {
         match *self {
             Op::Embedding { table, .. } => vec![table],
-            Op::ExpertLinear(ExpertLinear { weight, .. }) => vec![weight],
+            Op::ExpertLinear(ExpertLinear { weight, bias, .. }) => {
+                [weight].into_iter().chain(bias).collect()
+            }
+            Op::Route(Route { scores: Scores::Sigmoid { bias, .. }, .. }) => vec![bias],
+            Op::Attention(Attention { sinks, .. })
+            | Op::AppendAttention(AppendAttention { attention: Attention { sinks, .. }, .. })
+            | Op::AttentionSoftmax(MaterializedAttention {
+                attention: Attention { sinks, .. },
+                ..
+            }) => sinks.into_iter().collect(),
             Op::RmsNorm { weight, .. }
             | Op::AllReduce(AllReduce { norm: Some((Norm { weight, .. }, _)), .. }) => {
                 vec![weight]

@@ -145,6 +145,7 @@ impl Decoder {
             softmax_scale: 0.125,
             causal: true,
             window: None,
+            sinks: None,
         }));
         self.onto(b, "attention_out", out, hidden);
 

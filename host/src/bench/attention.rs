@@ -180,6 +180,7 @@ impl Bench {
                 softmax_scale: self.softmax_scale(),
                 causal: self.shape.is_causal(),
                 window: None,
+                sinks: None,
             }));
         }
         let kv = KvLayout {

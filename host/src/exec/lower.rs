@@ -41,8 +41,8 @@ pub use self::step_buffer::StepBuffer;
 use super::tensor_maps::{Encode, TensorMaps};
 use super::{ExecError, Gemm};
 use crate::plan::{
-    AppendAttention, Attention, Bounds, Dtype, Op, Plan, RopeAppend, Rows, StepLayout, View,
-    WeightId, WeightPart,
+    Activation, AppendAttention, Attention, Bounds, Dtype, Op, Plan, RopeAppend, Rows, StepLayout,
+    View, WeightId, WeightPart,
 };
 use half::{bf16, f16};
 
@@ -301,6 +301,7 @@ impl<'a> Lowering<'a> {
             op: op.name().to_owned(),
             why: why.to_string(),
         };
+        self.check_forms(op)?;
         let launched = match *op {
             Op::Embedding { table, out, scale } => {
                 let width = self.plan.weight(table).cols;
@@ -418,6 +419,24 @@ impl<'a> Lowering<'a> {
             }
         };
         Ok(launched.map_err(unsupported)?.into_iter().collect())
+    }
+
+    /// Refuses forms of operations that no kernel has.
+    fn check_forms(&self, op: &Op) -> Result<(), ExecError> {
+        let stored = op.materialized_attention().map(|op| &op.attention);
+        let has_sinks = op.attention().or(stored).is_some_and(|op| op.sinks.is_some());
+        let activation = match *op {
+            Op::Gate { activation, .. } => Some(activation),
+            Op::Linear(ref op) => op.gate.or(op.gate_before.map(|(activation, _)| activation)),
+            _ => None,
+        };
+        let what = match activation {
+            _ if has_sinks => "attention with sinks",
+            Some(Activation::SwigluOai) => "the gate of gpt-oss",
+            _ => return Ok(()),
+        };
+        let why = format!("{what} on a GPU; it runs with --device cpu");
+        Err(ExecError::Unsupported { op: op.name().to_owned(), why })
     }
 
     /// `out = x (+ residual)`.

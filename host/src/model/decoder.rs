@@ -178,6 +178,7 @@ impl Planner<'_> {
             softmax_scale: config.softmax_scale as f32,
             causal: true,
             window,
+            sinks: None,
         };
         match self.score_columns {
             None => self.builder.op(Op::Attention(attention)),

@@ -5,7 +5,7 @@
 //! cache. A part ends at a multiple of [`PART_KEYS`], so that the bits of a token depend neither on
 //! the number of threads nor on the other tokens of the step.
 
-use super::{Keys, group, products};
+use super::{Keys, Operation, group, products};
 use crate::activations::Rows;
 use crate::exp::exp;
 use crate::kv::{KvCache, row_elems};
@@ -43,7 +43,8 @@ impl Token<'_> {
 }
 
 /// `out = softmax(q K^T * softmax_scale) V` of each token.
-pub fn attend(attention: &Attention, kv: &KvCache, q: &Rows, mut tokens: Vec<Token>, arch: Arch) {
+pub fn attend(operation: Operation, q: &Rows, mut tokens: Vec<Token>, arch: Arch) {
+    let Operation { attention, kv, .. } = operation;
     let &Attention { num_heads, head_dim, .. } = attention;
     let (group, width) = (group(attention), row_elems(head_dim));
     let parts = tokens.iter().enumerate();
@@ -77,7 +78,7 @@ pub fn attend(attention: &Attention, kv: &KvCache, q: &Rows, mut tokens: Vec<Tok
     let mut rest = Partials { outs: &outs, softmaxes: &softmaxes };
     let merges = tokens.iter_mut().map(|token| {
         let partials = rest.split_off(token.parts().len() * num_heads, width);
-        Merge { attention, partials, out: token.out }
+        Merge { operation, partials, out: token.out }
     });
     let merges: Vec<Merge> = merges.collect();
     let merge_work = longest.div_ceil(PART_KEYS) * num_heads * width;
@@ -248,7 +249,7 @@ fn exponentials<V: Vectors>(simd: V, scores: &mut [[f32; LANES]]) -> [f32; 2] {
 
 /// The parts of one token.
 struct Merge<'a> {
-    attention: &'a Attention,
+    operation: Operation<'a>,
     partials: Partials<'a>,
     /// `[num_heads * head_dim]`.
     out: &'a mut [f32],
@@ -257,14 +258,15 @@ struct Merge<'a> {
 impl WithVectors for Merge<'_> {
     #[inline(always)]
     fn run<V: Vectors>(self, simd: V) {
-        let Merge { attention, partials: Partials { outs, softmaxes }, out } = self;
-        let &Attention { num_heads, head_dim, .. } = attention;
+        let Merge { operation, partials: Partials { outs, softmaxes }, out } = self;
+        let &Attention { num_heads, head_dim, .. } = operation.attention;
         let width = row_elems(head_dim);
         for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
             let softmaxes = || softmaxes[head..].iter().step_by(num_heads);
-            let max = softmaxes().fold(f32::NEG_INFINITY, |max, &[of_part, _]| max.max(of_part));
+            let [sink, sum] = operation.softmax_of_sink(head);
+            let max = softmaxes().fold(sink, |max, &[of_part, _]| max.max(of_part));
             let outs = outs[head * width..].chunks(num_heads * width);
-            let mut total = 0.0;
+            let mut total = sum * exp(simd, sink - max);
             out.fill(0.0);
             for (values, &[max_of_part, sum]) in outs.zip(softmaxes()) {
                 let weight = exp(simd, max_of_part - max);

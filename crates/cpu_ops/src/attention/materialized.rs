@@ -1,6 +1,6 @@
 //! Attention in three operations: a page of keys at a time, for each token and head.
 
-use super::{Keys, visible_keys};
+use super::{Keys, Operation, visible_keys};
 use crate::activations::{Rows, RowsMut};
 use crate::dot::dot;
 use crate::kv::{KvCache, row_elems};
@@ -46,17 +46,19 @@ pub fn scores(attention: &Attention, inputs: &StepInputs, kv: &KvCache, q: &Rows
 }
 
 /// The softmax of the scores of the keys that a token sees.
-pub fn softmax(attention: &Attention, inputs: &StepInputs, scores: &Rows, out: RowsMut) {
+pub fn softmax(operation: Operation, inputs: &StepInputs, scores: &Rows, out: RowsMut) {
+    let attention = operation.attention;
     let keys = keys_of_tokens(attention, inputs);
     let columns = out.width() / attention.num_heads;
     out.for_each(|t, row| {
         let scores = scores.row(t).chunks_exact(columns);
-        for (out, scores) in row.chunks_exact_mut(columns).zip(scores) {
+        for (head, (out, scores)) in row.chunks_exact_mut(columns).zip(scores).enumerate() {
+            let [sink, sum_of_sink] = operation.softmax_of_sink(head);
             let (out, scores) =
                 (&mut out[keys[t].positions.clone()], &scores[keys[t].positions.clone()]);
-            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let max = scores.iter().copied().fold(sink, f32::max);
             out.iter_mut().zip(scores).for_each(|(out, score)| *out = (score - max).exp());
-            let sum: f32 = out.iter().sum();
+            let sum = out.iter().sum::<f32>() + sum_of_sink * (sink - max).exp();
             out.iter_mut().for_each(|out| *out /= sum);
         }
     });

@@ -6,7 +6,7 @@
 //! keys come in whole pages, and a key that a row does not see contributes an exact zero.
 
 use super::products::{self, Strided};
-use super::{Keys, group};
+use super::{Keys, Operation, group};
 use crate::activations::Rows;
 use crate::exp::exp;
 use crate::kv::{KvCache, row_elems};
@@ -45,23 +45,22 @@ impl QueryTile<'_> {
 
 /// `softmax(q K^T * softmax_scale) V` of the query heads of `kv_head`: `[tokens, group * head_dim]`.
 pub fn attend(
-    attention: &Attention,
-    kv: &KvCache,
+    operation: Operation,
     tile: &QueryTile,
     kv_head: usize,
     q: &Rows,
     arch: Arch,
 ) -> Vec<f32> {
+    let attention = operation.attention;
     let num_rows = tile.tokens.len() * group(attention);
     let mut out = vec![0.0; num_rows * attention.head_dim];
-    dispatch(arch, TileWork { attention, kv, tile, kv_head, q, out: &mut out });
+    dispatch(arch, TileWork { operation, tile, kv_head, q, out: &mut out });
     out
 }
 
 /// [`attend`], compiled for vector registers.
 struct TileWork<'a> {
-    attention: &'a Attention,
-    kv: &'a KvCache,
+    operation: Operation<'a>,
     tile: &'a QueryTile<'a>,
     kv_head: usize,
     q: &'a Rows<'a>,
@@ -71,7 +70,8 @@ struct TileWork<'a> {
 impl WithVectors for TileWork<'_> {
     #[inline(always)]
     fn run<V: Vectors>(self, simd: V) {
-        let TileWork { attention, kv, tile, kv_head, q, out } = self;
+        let TileWork { operation, tile, kv_head, q, out } = self;
+        let Operation { attention, kv, .. } = operation;
         let &Attention { layer, head_dim, .. } = attention;
         let width = row_elems(head_dim);
         let mut buffer = vec![0.0; PAGE_SIZE * width];
@@ -81,6 +81,7 @@ impl WithVectors for TileWork<'_> {
             .collect();
         for panel in &mut panels {
             panel.gather_q(attention, kv, tile, kv_head, q);
+            panel.begin_softmax(operation, kv_head);
         }
 
         let last = tile.visible(attention, tile.tokens.len() - 1);
@@ -159,6 +160,15 @@ impl Panel {
             for (q, scaled) in self.q.chunks_exact_mut(self.columns).zip(&scaled) {
                 q[column] = *scaled;
             }
+        }
+    }
+
+    /// Each row's softmax begins with the sink of its head.
+    fn begin_softmax(&mut self, operation: Operation, kv_head: usize) {
+        let group = group(operation.attention);
+        for (column, row) in self.rows.clone().enumerate() {
+            let of_sink = operation.softmax_of_sink(kv_head * group + row % group);
+            [self.row_max[column], self.row_sum[column]] = of_sink;
         }
     }
 

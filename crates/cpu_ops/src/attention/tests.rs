@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::{assert_close, random};
 use crate::vectors::archs;
-use plan::{CacheType, Dtype, KvLayout, KvStorage, PAGE_SIZE, TensorId, View};
+use plan::{CacheType, Dtype, KvLayout, KvStorage, PAGE_SIZE, TensorId, View, WeightId};
 
 /// Sequences of one step: new tokens, and positions that are in the cache before them.
 type Sequences = &'static [(usize, usize)];
@@ -14,6 +14,14 @@ struct Case {
     head_dim: usize,
     causal: bool,
     window: Option<usize>,
+    sinks: bool,
+}
+
+impl Case {
+    /// A score of each head: some larger than all of the keys', some smaller.
+    fn sinks(&self) -> Option<Vec<f32>> {
+        self.sinks.then(|| random(9, self.num_heads).iter().map(|x| 4.0 * x).collect())
+    }
 }
 
 /// softmax(q k^T * scale) v over the visible keys, in f64; `k`, `v` are `[kv_len, num_kv_heads * head_dim]`.
@@ -30,7 +38,8 @@ fn oracle(case: &Case, q: &[f32], k: &[f32], v: &[f32], position: usize) -> Vec<
             (0..d).map(dot).sum::<f64>() / (d as f64).sqrt()
         };
         let p: Vec<f64> = visible.iter().map(|j| score(j).exp()).collect();
-        let sum: f64 = p.iter().sum();
+        let sink = case.sinks().map_or(0.0, |sinks| f64::from(sinks[h]).exp());
+        let sum = p.iter().sum::<f64>() + sink;
         let value = |i: usize| -> f64 {
             let terms = visible.iter().zip(&p);
             terms.map(|(&j, p)| p * v[j * width + column + i] as f64).sum::<f64>() / sum
@@ -62,7 +71,18 @@ fn operation(case: &Case) -> Attention {
     let view = View { tensor: TensorId(0), start: 0, width: num_heads * head_dim };
     let softmax_scale = 1.0 / (head_dim as f32).sqrt();
     let (q, out) = (view, view);
-    Attention { layer: 1, q, out, num_heads, num_kv_heads, head_dim, softmax_scale, causal, window }
+    Attention {
+        layer: 1,
+        q,
+        out,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        softmax_scale,
+        causal,
+        window,
+        sinks: case.sinks.then_some(WeightId(0)),
+    }
 }
 
 /// The step of `case`, with its cache, its Q and what the oracle says.
@@ -102,7 +122,9 @@ fn check(case: &Case, cache_type: CacheType, tolerance: f64) {
         for kernel in [Kernel::Fastest, Kernel::Decode, Kernel::Prefill] {
             out.fill(f32::NAN);
             let (q, rows) = (Rows::dense(&q, op.q.width), RowsMut::dense(&mut out, op.q.width));
-            attention_on(arch, &op, &inputs, &kv, &q, rows, kernel);
+            let sinks = case.sinks();
+            let operation = Operation { attention: &op, kv: &kv, sinks: sinks.as_deref() };
+            attention_on(arch, operation, &inputs, &q, rows, kernel);
             let case = format!("{case:?}, {cache_type}, {kernel:?}, {arch:?}");
             assert_close(&out, &wanted, tolerance, &case);
         }
@@ -124,9 +146,11 @@ fn attention_matches_oracle() {
     ];
     for (num_heads, num_kv_heads, head_dim) in [(2, 2, 96), (9, 3, 64), (7, 1, 20)] {
         for sequences in sequences {
-            let masks = [None, Some(1), Some(64), Some(100)].map(|window| (true, window));
-            for (causal, window) in masks.into_iter().chain([(false, None)]) {
-                let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window };
+            let masks = [None, Some(1), Some(64), Some(100)].map(|window| (true, window, false));
+            let others = [(false, None, false), (true, None, true), (true, Some(64), true)];
+            for (causal, window, sinks) in masks.into_iter().chain(others) {
+                let case =
+                    Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
                 check(&case, CacheType::F32, 1e-5);
             }
         }
@@ -139,10 +163,10 @@ fn attention_matches_oracle() {
 fn attention_at_depth_matches_oracle() {
     let shapes = [(2, 2, 128), (3, 1, 80), (7, 1, 64), (6, 2, 96), (7, 1, 256), (2, 1, 20)];
     for (num_heads, num_kv_heads, head_dim) in shapes {
-        for window in [None, Some(600)] {
+        for (window, sinks) in [(None, false), (Some(600), false), (None, true)] {
             let sequences = &[(1, 1099), (1, 255), (1, 256)];
             let causal = true;
-            let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window };
+            let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
             check(&case, CacheType::F32, 1e-5);
         }
     }
@@ -160,16 +184,17 @@ fn every_type_of_cache_matches_oracle() {
     ];
     for (cache_type, tolerance) in tolerances {
         for (num_heads, num_kv_heads, head_dim) in [(7, 1, 64), (2, 2, 128)] {
-            let (causal, window) = (true, None);
+            let (causal, window, sinks) = (true, None, false);
             let sequences = &[(1, 300), (5, 66)];
-            let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window };
+            let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
             check(&case, cache_type, tolerance);
         }
     }
     let plain = [(CacheType::F16, 1e-3), (CacheType::BF16, 8e-3), (CacheType::Fp8, 5e-2)];
     for (cache_type, tolerance) in plain {
-        let (sequences, causal, window) = (&[(1, 70), (4, 0)], true, None);
-        let case = Case { sequences, num_heads: 3, num_kv_heads: 1, head_dim: 23, causal, window };
+        let (num_heads, num_kv_heads, head_dim) = (3, 1, 23);
+        let (sequences, causal, window, sinks) = (&[(1, 70), (4, 0)], true, None, false);
+        let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
         check(&case, cache_type, tolerance);
     }
 }
@@ -178,9 +203,9 @@ fn every_type_of_cache_matches_oracle() {
 #[test]
 fn a_token_has_the_same_bits_beside_others() {
     let (num_heads, num_kv_heads, head_dim) = (12, 4, 48);
-    let (sequences, causal) = (&[(1, 1000), (1, 40), (2, 300), (1, 511)], true);
+    let (sequences, causal, sinks) = (&[(1, 1000), (1, 40), (2, 300), (1, 511)], true, false);
     for window in [None, Some(450)] {
-        let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window };
+        let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
         let (inputs, kv, q, _) = step(&case, CacheType::F16);
         let op = operation(&case);
         let width = op.q.width;
@@ -188,7 +213,8 @@ fn a_token_has_the_same_bits_beside_others() {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut out = vec![f32::NAN; q.len()];
             let (q, rows) = (Rows::dense(q, width), RowsMut::dense(&mut out, width));
-            pool.install(|| attention(&op, inputs, &kv, &q, rows, Kernel::Decode));
+            let operation = Operation { attention: &op, kv: &kv, sinks: None };
+            pool.install(|| attention(operation, inputs, &q, rows, Kernel::Decode));
             out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
         };
         let wanted = run(&inputs, &q, 1);
@@ -239,7 +265,10 @@ fn a_prompt_has_the_same_bits_however_it_is_cut() {
             softmax_scale: 0.2,
             causal: true,
             window,
+            sinks: Some(WeightId(0)),
         };
+        let sinks = random(4, num_heads);
+        let operation = Operation { attention: &op, kv: &kv, sinks: Some(&sinks) };
         let run = |lengths: &[usize]| {
             let (mut out, mut past_len) = (Vec::new(), 0);
             for &len in lengths {
@@ -248,7 +277,7 @@ fn a_prompt_has_the_same_bits_however_it_is_cut() {
                 let mut part = vec![f32::NAN; len * width];
                 let q = Rows::dense(&q[past_len * width..][..len * width], width);
                 let rows = RowsMut::dense(&mut part, width);
-                attention(&op, &inputs, &kv, &q, rows, Kernel::Prefill);
+                attention(operation, &inputs, &q, rows, Kernel::Prefill);
                 out.extend(part.iter().map(|value| value.to_bits()));
                 past_len += len;
             }

@@ -3,7 +3,7 @@
 
 use super::super::{
     AllReduce, AppendAttention, Attention, Dtype, ExpertLinear, Linear, Norm, Op, Plan, PlanError,
-    RopeAppend, Route, View, WeightId,
+    RopeAppend, Route, Scores, View, WeightId,
 };
 
 /// Types that operations compute on.
@@ -79,12 +79,16 @@ impl Plan {
                 is("out", self.dtype(out), if x == Dtype::F32 { any } else { &same })
             }
             Op::Linear(ref linear) => self.check_linear_dtypes(&at, linear),
-            Op::Route(Route { logits, experts, weights, .. }) => {
+            Op::Route(Route { logits, scores, experts, weights, .. }) => {
+                if let Scores::Sigmoid { bias, .. } = scores {
+                    self.check_vector(&at, "the bias", bias)?;
+                }
                 is("the logits", self.dtype(logits), &[Dtype::F32])?;
                 is("the experts", self.dtype(experts), &[Dtype::U32])?;
                 is("the weights", self.dtype(weights), &[Dtype::F32])
             }
-            Op::ExpertLinear(ExpertLinear { x, experts, weight, weights, out, .. }) => {
+            Op::ExpertLinear(ExpertLinear { x, experts, weight, bias, weights, out, .. }) => {
+                bias.map_or(Ok(()), |bias| self.check_vector(&at, "the bias", bias))?;
                 let operand = self.numerics.precision.operand();
                 is("x", self.dtype(x), &[operand])?;
                 is("the experts", self.dtype(experts), &[Dtype::U32])?;
@@ -102,6 +106,7 @@ impl Plan {
                 is("v", self.dtype(v), &[k])
             }
             Op::AppendAttention(AppendAttention { append, attention }) => {
+                self.check_sinks(&at, &attention)?;
                 is("k", self.dtype(append.k), &[self.kv.dtype])?;
                 is("v", self.dtype(append.v), &[self.kv.dtype])?;
                 is("q", self.dtype(append.q), &[self.kv.dtype])?;
@@ -113,11 +118,13 @@ impl Plan {
                 is("q", self.dtype(q), &[k])?;
                 is("v", self.dtype(v), &[k])
             }
-            Op::Attention(Attention { q, out, .. }) => {
-                is("q", self.dtype(q), &[self.kv.dtype])?;
-                is("out", self.dtype(out), &[self.kv.dtype])
+            Op::Attention(ref attention) => {
+                self.check_sinks(&at, attention)?;
+                is("q", self.dtype(attention.q), &[self.kv.dtype])?;
+                is("out", self.dtype(attention.out), &[self.kv.dtype])
             }
             Op::AttentionScores(op) | Op::AttentionSoftmax(op) | Op::AttentionValues(op) => {
+                self.check_sinks(&at, &op.attention)?;
                 is("q", self.dtype(op.attention.q), &[self.kv.dtype])?;
                 is("the scores", self.dtype(op.scores), &[Dtype::F32])?;
                 is("the probabilities", self.dtype(op.probabilities), &[self.kv.dtype])?;
@@ -183,6 +190,10 @@ impl Plan {
             Some(storage) => is(at, what, storage, dense),
             None => Ok(()),
         }
+    }
+
+    fn check_sinks(&self, at: &str, op: &Attention) -> Result<(), PlanError> {
+        op.sinks.map_or(Ok(()), |sinks| self.check_vector(at, "the sinks", sinks))
     }
 
     fn check_vector(&self, at: &str, what: &'static str, id: WeightId) -> Result<(), PlanError> {

@@ -5,9 +5,9 @@ mod dtypes;
 mod tests;
 
 use super::{
-    AllReduce, AppendAttention, Attention, Constant, ConstantId, Dtype, ExpertLinear, Linear,
-    MaterializedAttention, Op, PartTransform, Plan, PlanError, RopeAppend, Route, Rows, View,
-    Weight, WeightId, WeightPart,
+    AllReduce, AppendAttention, Attention, Constant, ConstantId, Dtype, ExpertLinear, Groups,
+    Linear, MaterializedAttention, Op, PartTransform, Plan, PlanError, RopeAppend, Route, Rows,
+    Scores, View, Weight, WeightId, WeightPart,
 };
 
 impl Plan {
@@ -124,12 +124,7 @@ impl Plan {
                 same("columns left over", x.width % self.vector(weight)?, 0)
             }
             Op::Linear(linear) => self.check_linear(&linear),
-            Op::Route(Route { logits, experts, weights, .. }) => {
-                self.same_rows(logits, experts)?;
-                self.same_shape(experts, weights)?;
-                let (top_k, all) = (experts.width, logits.width);
-                ensure(top_k <= all, || format!("{top_k} of {all} experts"))
-            }
+            Op::Route(route) => self.check_route(&route),
             Op::ExpertLinear(op) => self.check_expert_linear(&op),
             Op::Rope { x, table, head_dim } => self.check_rope(x, table, head_dim),
             Op::KvAppend { layer, k, v } => self.check_append(layer, k, v),
@@ -197,9 +192,29 @@ impl Plan {
         op.residual.map_or(Ok(()), |residual| self.same_shape(residual, op.out))
     }
 
+    fn check_route(&self, op: &Route) -> Result<(), String> {
+        let &Route { logits, scores, scale, experts, weights, .. } = op;
+        self.same_rows(logits, experts)?;
+        self.same_shape(experts, weights)?;
+        ensure(scale > 0.0 && scale.is_finite(), || format!("weights scaled by {scale}"))?;
+        let (top_k, all) = (experts.width, logits.width);
+        ensure(top_k <= all, || format!("{top_k} of {all} experts"))?;
+        let Scores::Sigmoid { bias, groups } = scores else { return Ok(()) };
+        same("biases", self.vector(bias)?, all)?;
+        let Some(Groups { count, top_k: top_groups }) = groups else { return Ok(()) };
+        let of_group = all.checked_div(count).unwrap_or(0);
+        ensure(of_group >= 2 && all == count * of_group, || {
+            format!("{count} groups of {all} experts")
+        })?;
+        ensure(top_groups <= count && top_k <= top_groups * of_group, || {
+            format!("{top_k} experts of {top_groups} groups of {count}")
+        })
+    }
+
     fn check_expert_linear(&self, op: &ExpertLinear) -> Result<(), String> {
-        let &ExpertLinear { x, experts, weight, num_experts, weights, out } = op;
+        let &ExpertLinear { x, experts, weight, bias, num_experts, weights, out } = op;
         let weight = self.weight(weight);
+        bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
         ensure(num_experts > 0, || "no experts".into())?;
         same("rows left over", weight.rows % num_experts, 0)?;
         let (rows, top_k) = (weight.rows / num_experts, experts.width);
@@ -249,6 +264,7 @@ impl Plan {
         ensure(op.causal || op.window.is_none(), || "a window of full attention".into())?;
         let scale = op.softmax_scale;
         ensure(scale > 0.0 && scale.is_finite(), || format!("a softmax scale of {scale}"))?;
+        op.sinks.map_or(Ok(()), |sinks| same("sinks", self.vector(sinks)?, op.num_heads))?;
         let appended = |other: &Op| other.appends_to() == Some(op.layer);
         ensure(self.ops.iter().any(appended), || format!("layer {} is never appended", op.layer))
     }

@@ -50,6 +50,7 @@ fn plan() -> Plan {
         softmax_scale: 0.5,
         causal: true,
         window: None,
+        sinks: None,
     }));
     b.op(silu_mul(q, qkv.columns(8, 8), x));
     b.op(Op::GatherRows { x, out: last });
@@ -110,6 +111,8 @@ fn rejects_what_does_not_fit() {
         ("a window of no position", |p| attention(p).window = Some(0)),
         ("a softmax scale of 0", |p| attention(p).softmax_scale = 0.0),
         ("a softmax scale of NaN", |p| attention(p).softmax_scale = f32::NAN),
+        ("sinks: 8 where 2", |p| attention(p).sinks = Some(WeightId(1))),
+        ("rows of a vector", |p| attention(p).sinks = Some(WeightId(0))),
         ("a scale of inf", |p| {
             let Op::Embedding { scale, .. } = &mut p.ops[0] else { unreachable!() };
             *scale = f32::INFINITY;
@@ -190,6 +193,7 @@ fn mixed(precision: Precision) -> Plan {
         softmax_scale: 0.5,
         causal: true,
         window: None,
+        sinks: None,
     }));
     let residual = Some(hidden);
     b.op(Op::Linear(Linear { residual, ..Linear::new(attended, projection, hidden) }));
@@ -402,4 +406,68 @@ fn rejects_fused_operations_that_do_not_fit() {
         ("operation 2, append_attention: k is F16, expected BF16", |p| p.kv.dtype = BF16),
     ];
     reject(|| Decoder::SMALL.plan(4, 1).fused(|_| true), faults);
+}
+
+/// Routing of 8 experts of 4 columns each over `x` of 8, then their linear layer. Weights: 0 its matrix,
+/// 1 its bias, 2 the bias of the scores. The operations after the embedding are 1 and 2.
+fn routed() -> Plan {
+    let mut b = PlanBuilder::new();
+    let kv = KvLayout { num_layers: 0, ..plan().kv };
+    let x = b.activation("x", Rows::Tokens, 8, F32);
+    let experts = b.activation("experts", Rows::Tokens, 2, U32);
+    let weights = b.activation("weights", Rows::Tokens, 2, F32);
+    let out = b.activation("out", Rows::Tokens, 4, F32);
+    let matrix = weight(&mut b, 32, 8, F32);
+    let [bias, of_scores] = [32, 8].map(|len| weight(&mut b, 1, len, F32));
+    let table = weight(&mut b, 10, 8, F32);
+    b.op(Op::Embedding { table, out: x, scale: 1.0 });
+    let groups = Some(Groups { count: 4, top_k: 2 });
+    b.op(Op::Route(Route {
+        logits: x,
+        scores: Scores::Sigmoid { bias: of_scores, groups },
+        normalise: true,
+        scale: 2.5,
+        experts,
+        weights,
+    }));
+    b.op(Op::ExpertLinear(ExpertLinear {
+        x,
+        experts,
+        weight: matrix,
+        bias: Some(bias),
+        num_experts: 8,
+        weights: Some(weights),
+        out,
+    }));
+    b.finish(&Numerics::default(), BOUNDS, kv, out, None).unwrap()
+}
+
+#[test]
+fn rejects_experts_that_do_not_fit() {
+    fn route(plan: &mut Plan) -> &mut Route {
+        let Op::Route(route) = &mut plan.ops[1] else { unreachable!() };
+        route
+    }
+    fn groups(plan: &mut Plan, count: usize, top_k: usize) {
+        let bias = WeightId(2);
+        route(plan).scores = Scores::Sigmoid { bias, groups: Some(Groups { count, top_k }) };
+    }
+    let faults: &[Fault] = &[
+        ("9 of 8 experts", |p| {
+            (p.tensors[1].width, p.tensors[2].width) = (9, 9);
+            (route(p).experts.width, route(p).weights.width) = (9, 9);
+        }),
+        ("biases: 9 where 8", |p| (p.weights[2].cols, p.weights[2].parts[0].rows) = (9, 9)),
+        ("the bias is F16, expected F32", |p| p.weights[2].parts[0].storage = F16),
+        ("weights scaled by 0", |p| route(p).scale = 0.0),
+        ("weights scaled by inf", |p| route(p).scale = f32::INFINITY),
+        ("0 groups of 8 experts", |p| groups(p, 0, 0)),
+        ("3 groups of 8 experts", |p| groups(p, 3, 2)),
+        ("8 groups of 8 experts", |p| groups(p, 8, 2)),
+        ("2 experts of 5 groups of 4", |p| groups(p, 4, 5)),
+        ("2 experts of 0 groups of 4", |p| groups(p, 4, 0)),
+        ("biases: 31 where 32", |p| (p.weights[1].cols, p.weights[1].parts[0].rows) = (31, 31)),
+        ("the bias is F16, expected F32", |p| p.weights[1].parts[0].storage = F16),
+    ];
+    reject(routed, faults);
 }

@@ -132,6 +132,7 @@ impl Calls {
             softmax_scale: (head_dim as f64).powf(-0.5) as f32,
             causal: true,
             window: None,
+            sinks: None,
         };
         if self.numerics.attention == AttentionForm::Flash {
             self.plan.op(Op::Attention(attention));

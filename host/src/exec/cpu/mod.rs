@@ -12,13 +12,13 @@ use super::{
     WeightSource, inputs, sample,
 };
 use crate::plan::{
-    AppendAttention, ArenaLayout, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op, Plan,
-    RopeAppend, Route, StepInputs, View, WeightId,
+    AppendAttention, ArenaLayout, Attention, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op,
+    Plan, RopeAppend, Route, Scores, StepInputs, View, WeightId,
 };
 use blocks::fp8;
 use cpu_ops::activations::{Frame, Rows, RowsMut, arena_words};
-use cpu_ops::attention::{self, materialized};
-use cpu_ops::experts::{self, ExpertLinear};
+use cpu_ops::attention::{self, Operation, materialized};
+use cpu_ops::experts::{ExpertLinear, Routing};
 use cpu_ops::kv::KvCache;
 use cpu_ops::weights::StoredWeight;
 use cpu_ops::{activation, host_memory, linear, ops, round};
@@ -280,6 +280,7 @@ impl RankStep<'_> {
             (true, true) => attention::Kernel::Decode,
             (true, false) => attention::Kernel::Prefill,
         };
+        let sinks = |op: &Attention| op.sinks.map(|sinks| weight(sinks).vector());
         match *op {
             Op::Embedding { table, out, scale } => frame.write(out, None, |out, _| {
                 ops::embedding(weight(table), &inputs.token_ids, scale, out);
@@ -298,6 +299,7 @@ impl RankStep<'_> {
                 let experts = indices(frame, op.experts);
                 let layer = ExpertLinear {
                     weight: weight(op.weight),
+                    bias: op.bias.map(|bias| weight(bias).vector()),
                     num_experts: op.num_experts,
                     width: plan.weight(op.weight).cols,
                     batch_invariant: plan.numerics().batch_invariant,
@@ -324,13 +326,16 @@ impl RankStep<'_> {
                 self.append(append);
                 let q = self.rotated(append.q, append);
                 let q = Rows::dense(&q, append.q.width);
+                let sinks = sinks(attention);
                 self.frame.write(attention.out, None, |out, _| {
-                    attention::attention(attention, inputs, self.kv, &q, out, kernel);
+                    let operation = Operation { attention, kv: self.kv, sinks };
+                    attention::attention(operation, inputs, &q, out, kernel);
                 });
             }
-            Op::Attention(attention) => frame.write(attention.out, None, |out, others| {
+            Op::Attention(ref attention) => frame.write(attention.out, None, |out, others| {
                 let q = others.rows(attention.q);
-                attention::attention(&attention, inputs, self.kv, &q, out, kernel);
+                let operation = Operation { attention, kv: self.kv, sinks: sinks(attention) };
+                attention::attention(operation, inputs, &q, out, kernel);
             }),
             Op::AttentionScores(ref op) => frame.write(op.scores, None, |out, others| {
                 materialized::scores(
@@ -342,7 +347,9 @@ impl RankStep<'_> {
                 );
             }),
             Op::AttentionSoftmax(ref op) => frame.write(op.probabilities, None, |out, others| {
-                materialized::softmax(&op.attention, inputs, &others.rows(op.scores), out);
+                let attention = &op.attention;
+                let operation = Operation { attention, kv: self.kv, sinks: sinks(attention) };
+                materialized::softmax(operation, inputs, &others.rows(op.scores), out);
             }),
             Op::AttentionValues(ref op) => frame.write(op.attention.out, None, |out, others| {
                 let probabilities = others.rows(op.probabilities);
@@ -377,9 +384,14 @@ impl RankStep<'_> {
         let logits = self.frame.rows(op.logits);
         let mut experts = vec![0; logits.num_rows() * top_k];
         let mut chosen = vec![0.0; experts.len()];
+        let sigmoid = match op.scores {
+            Scores::Softmax => None,
+            Scores::Sigmoid { bias, groups } => Some((self.weights[bias.0].vector(), groups)),
+        };
+        let routing = Routing { sigmoid, normalise: op.normalise, scale: op.scale };
         let outs = experts.chunks_exact_mut(top_k).zip(chosen.chunks_exact_mut(top_k));
         for (logits, (experts, weights)) in logits.iter().zip(outs) {
-            experts::route(logits, op.normalise, experts, weights);
+            routing.route(logits, experts, weights);
         }
         self.frame.write(op.weights, None, |out, _| {
             out.for_each(|token, out| out.copy_from_slice(&chosen[token * top_k..][..top_k]));

@@ -212,6 +212,7 @@ const ATTENTION: Attention = Attention {
     softmax_scale: 0.5,
     causal: true,
     window: None,
+    sinks: None,
 };
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{Planner, cols_of, part, rows_of};
 use crate::model::Experts;
 use crate::plan::{
-    Dtype, ExpertLinear, Linear, Op, PlanBuilder, Route, Rows, View, WeightId, WeightPart,
+    Dtype, ExpertLinear, Linear, Op, PlanBuilder, Route, Rows, Scores, View, WeightId, WeightPart,
     WeightSlice,
 };
 
@@ -33,10 +33,25 @@ impl Planner<'_> {
         self.builder.op(Op::Linear(Linear::new(x, router, logits)));
         let chosen = activation(&mut self.builder, "experts", top_k, Dtype::U32);
         let weights = activation(&mut self.builder, "expert_weights", top_k, Dtype::F32);
-        self.builder.op(Op::Route(Route { logits, normalise, experts: chosen, weights }));
+        let (scores, scale) = (Scores::Softmax, 1.0);
+        self.builder.op(Op::Route(Route {
+            logits,
+            scores,
+            normalise,
+            scale,
+            experts: chosen,
+            weights,
+        }));
 
-        let of_experts =
-            ExpertLinear { x, experts: chosen, weight: router, num_experts, weights: None, out: x };
+        let of_experts = ExpertLinear {
+            x,
+            experts: chosen,
+            weight: router,
+            bias: None,
+            num_experts,
+            weights: None,
+            out: x,
+        };
         let [gate, up] = ["expert_gate", "expert_up"].map(|what| {
             let stem = names.gate_up[usize::from(what == "expert_up")];
             let parts =
