@@ -202,6 +202,37 @@ fn blocks_are_kept_as_they_are_stored() {
     assert_eq!(out, [halves.as_flattened(), &f32_bytes(&[0.5; 32])].concat());
 }
 
+/// Two matrices of 70 rows and 5 columns, transposed and side by side: their columns take turns.
+#[test]
+fn columns_become_rows() {
+    let (rows, cols) = (70, 5);
+    let numbers: Vec<f32> = (0..2 * cols * 2 * rows).map(|i| i as f32).collect();
+    let checkpoint = Gguf::new()
+        .tensor("w", &[2 * rows as u64, cols as u64, 2], F32, &f32_bytes(&numbers))
+        .tensor("q", &[32, 4], Q8_0, &[0; 4 * 34])
+        .open();
+    let columns = |source: &str, first, step, of: [usize; 2], [rows, cols]: [usize; 2]| {
+        let mut weight = weight(rows, cols, &[(source, rows)]);
+        weight.parts[0].transform = PartTransform::Columns { first, step, of };
+        weight
+    };
+    let of = [2 * cols, 2 * rows];
+    for (first, step, shape) in [([5, 1], 2, [70, 5]), ([0, 0], 1, [140, 10]), ([3, 4], 2, [3, 2])]
+    {
+        let weight = columns("w", first, step, of, shape);
+        checkpoint.check(&weight).unwrap();
+        let at =
+            |row: usize, col: usize| numbers[(first[0] + col) * 2 * rows + first[1] + step * row];
+        let wanted: Vec<f32> =
+            (0..shape[0]).flat_map(|row| (0..shape[1]).map(move |col| at(row, col))).collect();
+        assert_eq!(read(&checkpoint, &weight).unwrap(), wanted, "{first:?}, {step}");
+    }
+    let wrong = columns("w", [0, 0], 1, [140, 10], [140, 10]);
+    assert_error!(checkpoint.check(&wrong), WeightsError::WrongShape { .. }, "makes it [140, 10]");
+    let blocks = columns("q", [0, 0], 1, [4, 32], [32, 4]);
+    assert_error!(checkpoint.check(&blocks), WeightsError::UnsupportedDtype { .. }, "`q`");
+}
+
 /// Kept or converted: the file is damaged. A scale of zero is none of it.
 #[test]
 fn a_scale_that_is_no_number_is_an_error() {

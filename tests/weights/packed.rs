@@ -2,7 +2,9 @@
 
 use crate::files::{assert_error, tests_dir};
 use cuda_std::E4m3;
-use halfwarp::plan::{Dtype, Weight, WeightLayout, WeightPart, WeightSlice, WeightSource};
+use halfwarp::plan::{
+    Dtype, PartTransform, Weight, WeightLayout, WeightPart, WeightSlice, WeightSource,
+};
 use halfwarp::weights::{Checkpoint, WeightsError};
 use halfwarp::{Model, ModelError, OpenError};
 use safetensors::tensor::TensorView;
@@ -311,7 +313,7 @@ fn what_is_not_read_is_said() {
         ("gptq", |config| config["group_size"] = 64.into(), "qweight` has shape"),
         ("awq", |config| config["version"] = "gemv".into(), "gemm is"),
         ("awq", |config| *config = json!({"quant_method": "bitsandbytes"}), "`bitsandbytes`"),
-        ("awq", |config| *config = json!({}), "awq and gptq"),
+        ("awq", |config| *config = json!({}), "awq and gptq (4 bits) and mxfp4"),
         ("fp8-tensor", |config| config["format"] = "pack-quantized".into(), "`pack-quantized`"),
         ("fp8-block", |config| config["weight_block_size"] = json!([64, 64]), "scales of shape"),
     ];
@@ -369,4 +371,86 @@ fn the_second_version_of_gptq_has_its_zeros_as_they_are() {
     let larger = first.iter().zip(&second).filter(|(first, second)| second > first).count();
     // Where the stored zero is 15, it wraps to 0.
     assert!(larger > first.len() * 3 / 4 && larger < first.len(), "{larger}");
+}
+
+/// A stack of two matrices of three rows of 64 numbers, every code and scale once or more.
+#[test]
+fn mxfp4_is_read_row_by_row() {
+    const LEVELS: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let blocks: Vec<u8> = (0..2 * 3 * 2 * 16u32).map(|i| (i * 37 + i / 16) as u8).collect();
+    let scales: Vec<u8> = (0..2 * 3 * 2).map(|i| 120 + i).collect();
+    let number = |elem: usize| {
+        let code = blocks[elem / 2] >> (elem % 2 * 4) & 15;
+        let sign = if code < 8 { 1.0 } else { -1.0 };
+        let scale = f32::powi(2.0, i32::from(scales[elem / 32]) - 127);
+        sign * LEVELS[usize::from(code & 7)] * scale
+    };
+    let whole: Vec<f32> = (0..2 * 3 * 64).map(number).collect();
+    let dir = with_mxfp4(&[2, 3, 2, 16], &blocks, &[2, 3, 2], &scales);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(checkpoint.stored("x.weight"), Some(Dtype::MXFP4));
+    assert_eq!(checkpoint.tensor("x.weight").unwrap().shape, [2, 3, 64]);
+    assert_eq!(checkpoint.read_f32("x.weight").unwrap(), whole);
+
+    let read = |rows, cols, part: WeightPart| {
+        let (name, layout) = ("w".into(), WeightLayout::Rows);
+        let weight = Weight { name, rows, cols, layout, parts: vec![part] };
+        checkpoint.check(&weight).unwrap();
+        let mut bytes = vec![0; weight.bytes()];
+        checkpoint.read(&weight, &mut bytes).unwrap();
+        bytes
+    };
+    let part = |rows, storage| WeightPart::new("x.weight", rows, storage);
+    // Every second row, from the second one on.
+    let slice = WeightSlice::Rows { first: 1, of: 6 };
+    let transform = PartTransform::EverySecond;
+    let rows = read(3, 64, WeightPart { slice, transform, ..part(3, Dtype::F32) });
+    let rows: Vec<f32> = bytemuck::pod_collect_to_vec(&rows);
+    assert_eq!(rows, [1, 3, 5].map(|row| &whole[row * 64..][..64]).concat());
+    // The second block of each row, as GGUF has it.
+    let slice = WeightSlice::Cols { first: 32, of: 64 };
+    let kept = read(6, 32, WeightPart { slice, ..part(6, Dtype::MXFP4) });
+    for (row, block) in kept.chunks(17).enumerate() {
+        let level = |code: u8| {
+            let scale = f32::powi(2.0, i32::from(block[0]) - 127);
+            LEVELS[usize::from(code & 7)] * scale * if code < 8 { 1.0 } else { -1.0 }
+        };
+        let low = block[1..].iter().map(|byte| level(byte & 15));
+        let got: Vec<f32> = low.chain(block[1..].iter().map(|byte| level(byte >> 4))).collect();
+        assert_eq!(got, whole[row * 64 + 32..][..32], "row {row}");
+    }
+}
+
+/// A checkpoint of `x_blocks` and `x_scales` alone.
+fn with_mxfp4(blocks: &[usize], nibbles: &[u8], scales: &[usize], exponents: &[u8]) -> TempDir {
+    let dir = changed("fp8-tensor", |config| *config = json!({"quant_method": "mxfp4"}));
+    let view = |shape: &[usize], data| {
+        TensorView::new(safetensors::Dtype::U8, shape.to_vec(), data).unwrap()
+    };
+    let tensors = [("x_blocks", view(blocks, nibbles)), ("x_scales", view(scales, exponents))];
+    let file = safetensors::serialize(tensors, None).unwrap();
+    fs::write(dir.path().join("model.safetensors"), file).unwrap();
+    dir
+}
+
+#[test]
+fn rejects_mxfp4_that_is_none() {
+    for (blocks, scales, expected) in [
+        (&[2, 3, 2, 15][..], &[2, 3, 2][..], "`x_blocks` is U8 of shape [2, 3, 2, 15]"),
+        (&[2, 16], &[2], "`x_blocks` is U8 of shape [2, 16]"),
+        (&[16], &[], "`x_blocks` is U8 of shape [16]"),
+        (&[2, 3, 2, 16], &[2, 3, 3], "`x_scales` is U8 of shape [2, 3, 3]"),
+        (&[2, 3, 2, 16], &[2, 3, 2, 1], "`x_scales` is U8 of shape [2, 3, 2, 1]"),
+    ] {
+        let bytes = |shape: &[usize]| vec![0; shape.iter().product()];
+        let dir = with_mxfp4(blocks, &bytes(blocks), scales, &bytes(scales));
+        assert_error!(Checkpoint::open(dir.path()), WeightsError::Quantization { .. }, expected);
+    }
+    let dir = changed("fp8-tensor", |config| *config = json!({"quant_method": "mxfp4"}));
+    let blocks = vec![0; 32];
+    let view = TensorView::new(safetensors::Dtype::U8, vec![2, 1, 16], &blocks).unwrap();
+    let file = safetensors::serialize([("x_blocks", view)], None).unwrap();
+    fs::write(dir.path().join("model.safetensors"), file).unwrap();
+    let error = Checkpoint::open(dir.path());
+    assert_error!(error, WeightsError::Quantization { .. }, "`x_scales` is missing");
 }

@@ -247,6 +247,18 @@ pub enum PartTransform {
     },
     /// In the same order, every element multiplied: of vectors, which are kept in f32.
     Scale(f32),
+    /// Every second row of the tensor, from the first one of the slice on: the rows of two matrices
+    /// take turns.
+    EverySecond,
+    /// Row `r` is the tensor's column `first[1] + step * r`, from row `first[0]` on.
+    Columns {
+        /// Row and column of the first element.
+        first: [usize; 2],
+        /// From a column to the next.
+        step: usize,
+        /// Rows and columns of the tensor.
+        of: [usize; 2],
+    },
 }
 
 /// A table computed on the host when the model is opened, `[rows, cols]` f32.

@@ -18,6 +18,9 @@ use blocks::{Decoder, Expander, decoder, expander, wrong_scale};
 /// first-level cache.
 const RUN_ELEMS: usize = 256;
 
+/// Rows that are gathered from columns at a time: their elements in a stored row are neighbours.
+const BAND_ROWS: usize = 64;
+
 /// A parallel task has at least this many elements.
 const TASK_ELEMS: usize = 1 << 16;
 
@@ -73,10 +76,18 @@ impl Checkpoint {
             WeightSlice::Rows { of, .. } => (of, weight.cols),
             WeightSlice::Cols { of, .. } => (part.rows, of),
         };
-        let expected = if vector { vec![rows] } else { vec![rows, cols] };
-        // The matrices of all experts may be one tensor, which is read as one matrix on the other.
-        let is_stack = matches!(*entry.shape, [experts, of, cols_of]
-            if expected == [experts * of, cols_of]);
+        let expected = match part.transform {
+            PartTransform::Columns { of, .. } => of.to_vec(),
+            _ if vector => vec![rows],
+            _ => vec![rows, cols],
+        };
+        // The matrices of all experts may be one tensor, which is read as one matrix on the other,
+        // and so may their biases.
+        let is_stack = match *entry.shape {
+            [experts, of, cols_of] => expected == [experts * of, cols_of],
+            [experts, of] => expected == [experts * of],
+            _ => false,
+        };
         if entry.shape != expected && !is_stack {
             return Err(WeightsError::WrongShape {
                 path: entry.file.to_owned(),
@@ -87,7 +98,18 @@ impl Checkpoint {
         }
         let is_whole = part.slice == WeightSlice::Whole;
         match part.transform {
-            PartTransform::None | PartTransform::Scale(_) => {
+            PartTransform::Columns { of: [_, cols], .. } => {
+                let rows = StoredRows::new(&entry, cols, part.storage, part.slice)?;
+                match rows.dtype.block_elems() == 1 && entry.packed.is_none() {
+                    true => Ok(rows),
+                    false => Err(WeightsError::UnsupportedDtype {
+                        path: entry.file.to_owned(),
+                        tensor: entry.name.to_owned(),
+                        dtype: entry.dtype.clone(),
+                    }),
+                }
+            }
+            PartTransform::None | PartTransform::Scale(_) | PartTransform::EverySecond => {
                 let row_elems = match vector {
                     true if is_whole => part.rows,
                     true => 1,
@@ -135,12 +157,16 @@ impl WeightSource for Checkpoint {
             let stored = self.part_rows(weight, part)?;
             let (out, after) = rest.split_at_mut(weight.part_bytes(part));
             rest = after;
-            let head_dim = match part.transform {
-                PartTransform::None | PartTransform::Scale(_) => None,
-                PartTransform::UnpermuteRope { num_heads } => Some(part.rows / num_heads),
+            let source_row = |row| match part.transform {
+                PartTransform::UnpermuteRope { num_heads } => {
+                    permuted_row(row, part.rows / num_heads)
+                }
+                PartTransform::EverySecond => 2 * row,
+                _ => row,
             };
-            let source_row = |row| head_dim.map_or(row, |head_dim| permuted_row(row, head_dim));
-            if part.storage.is_fp8() {
+            if let PartTransform::Columns { first, step, .. } = part.transform {
+                stored.read_columns(part.storage, [part.rows, weight.cols], first, step, out)?;
+            } else if part.storage.is_fp8() {
                 let num_scales = part.storage.num_scales(part.rows, weight.cols);
                 let (of_part, after) = scales.split_at_mut(num_scales * size_of::<f32>());
                 scales = after;
@@ -223,6 +249,7 @@ impl<'a> StoredRows<'a> {
     ) -> Result<Self, WeightsError> {
         let dtype = match (entry.packed, entry.dtype) {
             (Some(packed), _) if packed.kept_dtype() == Some(storage) => Some(storage),
+            (Some(packed), _) if packed.mxfp4().is_some() => Some(Dtype::MXFP4),
             // Dequantised before it is read.
             (Some(_), _) => Some(Dtype::F32),
             (None, TensorDtype::Known(dtype)) => Some(*dtype),
@@ -258,14 +285,19 @@ impl<'a> StoredRows<'a> {
     }
 
     /// Row `row` of the slice in `tensor`, all of the tensor's data.
-    fn row<'t>(&self, tensor: &'t [u8], row: usize) -> &'t [u8] {
+    fn row<'t>(&self, tensor: &'t [u8], row: usize) -> Cow<'t, [u8]> {
         let (first_row, first_col, cols) = match self.slice {
             WeightSlice::Whole => (0, 0, self.row_elems),
             WeightSlice::Rows { first, .. } => (first, 0, self.row_elems),
             WeightSlice::Cols { first, of } => (0, first, of),
         };
+        if let Some(blocks) = self.entry.packed.and_then(|packed| packed.mxfp4()) {
+            let [cols, first_col, count] =
+                [cols, first_col, self.row_elems].map(|elems| elems / self.dtype.block_elems());
+            return Cow::Owned(blocks.repacked((first_row + row) * cols + first_col, count));
+        }
         let start = (first_row + row) * self.stored_bytes(cols) + self.stored_bytes(first_col);
-        &tensor[start..][..self.stored_bytes(self.row_elems)]
+        Cow::Borrowed(&tensor[start..][..self.stored_bytes(self.row_elems)])
     }
 
     /// Writes the rows to `out` as they are kept, in parallel: row `row` is the stored row
@@ -290,7 +322,7 @@ impl<'a> StoredRows<'a> {
         let rows = out.par_chunks_mut(row_bytes).with_min_len(TASK_ELEMS.div_ceil(self.row_elems));
         let wrong = rows.enumerate().find_map_first(|(row, out)| {
             let row = source_row(row);
-            let stored = self.row(tensor, row);
+            let stored = &*self.row(tensor, row);
             self.check_scales(row, stored).err().or_else(|| match kept {
                 Kept::Encoded(encoder) => self.read_row(encoder, stored, out).err(),
                 Kept::AsStored => {
@@ -308,6 +340,8 @@ impl<'a> StoredRows<'a> {
     /// All rows in `self.dtype`.
     fn stored(&self) -> Cow<'a, [u8]> {
         match self.entry.packed {
+            // Row by row.
+            Some(packed) if packed.mxfp4().is_some() => Cow::Borrowed(self.entry.bytes),
             Some(packed) if packed.kept_dtype() == Some(self.dtype) => {
                 packed.kept().expect("it is of that type")
             }
@@ -358,7 +392,7 @@ impl<'a> StoredRows<'a> {
         let rows = rows.with_min_len(TASK_ELEMS.div_ceil(self.row_elems));
         let wrong = rows.enumerate().find_map_first(|(row, (out, scale))| {
             let row = source_row(row);
-            let stored = self.row(tensor, row);
+            let stored = &*self.row(tensor, row);
             let mut values = vec![0.0; self.row_elems];
             (self.decode)(Arch::new(), stored, &mut values);
             let not_finite = values.iter().find(|value| !value.is_finite());
@@ -430,6 +464,44 @@ impl<'a> StoredRows<'a> {
             encoded.map_err(|value| self.out_of_range(value, encoder.dtype))?;
         }
         Ok(())
+    }
+
+    /// Writes `[rows, cols]` elements to `out`, of which row `r` is column `first[1] + step * r` of the
+    /// stored rows, from row `first[0]` on.
+    fn read_columns(
+        &self,
+        storage: Dtype,
+        [rows, cols]: [usize; 2],
+        first: [usize; 2],
+        step: usize,
+        out: &mut [u8],
+    ) -> Result<(), WeightsError> {
+        let Kept::Encoded(encoder) = self.kept(storage)? else {
+            let (tensor, storage) = (self.entry.name.to_owned(), storage);
+            return Err(WeightsError::UnsupportedStorage { tensor, storage });
+        };
+        if out.is_empty() {
+            return Ok(());
+        }
+        let (tensor, row_bytes) = (&*self.stored(), cols * encoder.bytes());
+        let bands = out.par_chunks_mut(BAND_ROWS * row_bytes).enumerate();
+        let wrong = bands.find_map_first(|(band, out)| {
+            let first_row = band * BAND_ROWS;
+            let num_rows = BAND_ROWS.min(rows - first_row);
+            let first_col = first[1] + step * first_row;
+            let mut run = vec![0.0; step * (num_rows - 1) + 1];
+            let mut values = vec![0.0; num_rows * cols];
+            for col in 0..cols {
+                let stored = &self.row(tensor, first[0] + col)[self.stored_bytes(first_col)..];
+                (self.decode)(Arch::new(), &stored[..self.stored_bytes(run.len())], &mut run);
+                for (row, value) in run.iter().step_by(step).enumerate() {
+                    values[row * cols + col] = *value;
+                }
+            }
+            let encoded = encoder.encode(&values, out);
+            encoded.err().map(|value| self.out_of_range(value, storage))
+        });
+        wrong.map_or(Ok(()), Err)
     }
 
     fn stored_bytes(&self, elems: usize) -> usize {

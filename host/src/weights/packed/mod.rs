@@ -6,6 +6,7 @@
 
 mod fp8;
 mod int4;
+mod mxfp4;
 mod resolve;
 
 use std::borrow::Cow;
@@ -38,6 +39,8 @@ pub(super) enum Layout {
         /// scales no f16.
         blocks: Option<Dtype>,
     },
+    /// Blocks of E2M1, and E8M0 scales of them: they are read row by row, see [`Packed::mxfp4`].
+    Mxfp4 { scales: TensorRange },
 }
 
 /// How nibbles are put into words.
@@ -74,7 +77,9 @@ impl<'a> Packed<'a> {
         shape: &[usize],
         bytes: &'a [u8],
     ) -> Self {
-        let shape = [shape[0], shape[1]];
+        // Of a stack of matrices, one on the other.
+        let (cols, rows) = shape.split_last().expect("resolved as a matrix, or several");
+        let shape = [rows.iter().product(), *cols];
         Packed { layout, files, shape, bytes }
     }
 
@@ -88,6 +93,16 @@ impl<'a> Packed<'a> {
             Layout::Int4 { order, zeros, scales, group_size, .. } => {
                 let scales = &self.numbers(scales);
                 int4::dequantize(&self.int4(*order, zeros, scales, *group_size))
+            }
+            Layout::Mxfp4 { .. } => {
+                let blocks = self.kept().expect("they are repacked");
+                let mut values = vec![0.0; self.shape[0] * cols];
+                decoder(Dtype::MXFP4).expect("blocks are decoded")(
+                    Arch::new(),
+                    &blocks,
+                    &mut values,
+                );
+                values
             }
         }
     }
@@ -103,6 +118,7 @@ impl<'a> Packed<'a> {
                 _ => None,
             },
             Layout::Int4 { blocks, .. } => *blocks,
+            Layout::Mxfp4 { .. } => Some(Dtype::MXFP4),
         }
     }
 
@@ -126,8 +142,18 @@ impl<'a> Packed<'a> {
                 let weight = self.int4(*order, zeros, scales, *group_size);
                 Some(Cow::Owned(int4::blocks(&weight, *dtype)))
             }
-            _ => None,
+            Layout::Int4 { .. } => None,
+            Layout::Mxfp4 { .. } => {
+                let blocks = self.mxfp4()?;
+                Some(Cow::Owned(blocks.repacked(0, blocks.scales.len())))
+            }
         }
+    }
+
+    /// The blocks of a weight in MXFP4, which are too many to be repacked for each of its experts.
+    pub fn mxfp4(&self) -> Option<mxfp4::Blocks<'a>> {
+        let Layout::Mxfp4 { scales } = self.layout else { return None };
+        Some(mxfp4::Blocks { nibbles: self.bytes, scales: self.stored(scales) })
     }
 
     fn int4<'b>(

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
+use super::mxfp4::{BLOCK_ELEMS, NIBBLE_BYTES};
 use super::{Layout, Order, TensorRange, int4, words};
 use crate::plan::Dtype;
 use crate::weights::checkpoint::Located;
@@ -21,6 +22,7 @@ enum Scheme {
         order: Order,
         group_size: Option<usize>,
     },
+    Mxfp4,
 }
 
 /// Puts the quantised weights of a checkpoint with this `config` in the place of what they are
@@ -42,6 +44,7 @@ pub fn resolve(
     match scheme(quantization).map_err(fault)? {
         Scheme::Fp8 { block } => resolve_fp8(tensors, block),
         Scheme::Int4 { order, group_size } => resolve_int4(files, tensors, order, group_size),
+        Scheme::Mxfp4 => resolve_mxfp4(tensors),
     }
     .map_err(fault)
 }
@@ -77,9 +80,10 @@ fn scheme(config: &Json) -> Result<Scheme, String> {
             )),
         },
         "awq" | "gptq" => int4_scheme(config, &method),
+        "mxfp4" => Ok(Scheme::Mxfp4),
         _ => Err(format!(
             "weights quantised by {} are not supported: those by fp8, compressed-tensors (FP8), \
-             awq and gptq (4 bits) are",
+             awq and gptq (4 bits) and mxfp4 are",
             shown(&method)
         )),
     }
@@ -214,6 +218,57 @@ fn resolve_int4(
         let blocks = is_in_blocks.then(|| int4::blocks_dtype(order, stored_zeros));
         let packed = Some(Layout::Int4 { order, zeros, scales, group_size, blocks });
         tensors.insert(format!("{stem}.weight"), Located { file: weight.file, info, packed });
+    }
+    Ok(())
+}
+
+/// Every `X_blocks` and `X_scales` become `X.weight`.
+fn resolve_mxfp4(tensors: &mut BTreeMap<String, Located>) -> Result<(), String> {
+    let names = tensors.keys().filter_map(|name| name.strip_suffix("_blocks"));
+    let stems: Vec<String> = names.map(str::to_owned).collect();
+    for stem in stems {
+        let mut take = |part: &str| {
+            let name = format!("{stem}_{part}");
+            tensors.remove(&name).ok_or_else(|| format!("tensor {} is missing", shown(&name)))
+        };
+        let (blocks, scales) = (take("blocks")?, take("scales")?);
+        let wrong = |part: &str, tensor: &Located| {
+            let name = format!("{stem}_{part}");
+            let TensorInfo { shape, dtype, .. } = &tensor.info;
+            Err(format!(
+                "tensor {} is {dtype} of shape {shape:?}, not as in MXFP4: blocks are U8 of shape \
+                 [.., rows, n, {NIBBLE_BYTES}], their scales U8 of shape [.., rows, n]",
+                shown(&name)
+            ))
+        };
+        let is_bytes = |tensor: &Located, elems: Option<usize>| {
+            tensor.info.dtype == TensorDtype::Other("U8".to_owned())
+                && elems == Some(tensor.info.range.len())
+        };
+        let elems = |shape: &[usize]| shape.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim));
+        let Some((&NIBBLE_BYTES, of_scales)) = blocks.info.shape.split_last() else {
+            return wrong("blocks", &blocks);
+        };
+        let Some((&num_blocks, rows)) = of_scales.split_last() else {
+            return wrong("blocks", &blocks);
+        };
+        if rows.is_empty() || !is_bytes(&blocks, elems(&blocks.info.shape)) {
+            return wrong("blocks", &blocks);
+        }
+        if scales.info.shape != of_scales || !is_bytes(&scales, elems(of_scales)) {
+            return wrong("scales", &scales);
+        }
+        // No more than twice the bytes of the file, but for blocks of no row.
+        let cols = num_blocks.checked_mul(BLOCK_ELEMS);
+        let Some(shape) = cols.map(|cols| [rows, &[cols]].concat()).filter(|s| elems(s).is_some())
+        else {
+            return wrong("blocks", &blocks);
+        };
+        let scales = TensorRange { file: scales.file, range: scales.info.range, dtype: Dtype::U32 };
+        let dtype = TensorDtype::Other("MXFP4".to_owned());
+        let info = TensorInfo { shape, dtype, range: blocks.info.range };
+        let packed = Some(Layout::Mxfp4 { scales });
+        tensors.insert(format!("{stem}.weight"), Located { file: blocks.file, info, packed });
     }
     Ok(())
 }
