@@ -7,7 +7,7 @@ use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::{Device, Executor, GpuOptions, Want, memory_budget};
 use halfwarp::plan::{
     Accumulate, AttentionForm, Bounds, Dtype, Fusion, Numerics, Op, Plan, PlanError, PlanOutput,
-    Precision, Rank, Rows, StepInputs, View, Weight, WeightSlice, WeightSource, WeightStorage,
+    Precision, Rank, Rows, StepInputs, View, Weight, WeightSource, WeightStorage,
 };
 use halfwarp::{Config, Decoder, LayerConfig, Model, ModelError, NormPlacement, OpenError, QkNorm};
 use interpreter::Interpreter;
@@ -45,7 +45,7 @@ fn golden_models() -> Vec<(PathBuf, PathBuf)> {
 #[test]
 fn logits_match_transformers() {
     let models = golden_models();
-    assert!(models.len() >= 29, "goldens are missing: {models:?}");
+    assert!(models.len() >= 43, "goldens are missing: {models:?}");
     for (path, expected) in models {
         let model = Model::open(&path).unwrap_or_else(|error| panic!("{error}"));
         check_logits(&model, &expected, |_| ());
@@ -173,20 +173,21 @@ fn a_fused_plan_gives_the_same_bits() {
             let fused = plan.fused(|_| true);
             assert_eq!(fused.check(), Ok(()));
             let Config { ref layers, norms, query_scaling, experts, .. } = *model.config();
-            // With experts, attention's alone, and no gate.
-            let of_norms = match (norms, experts) {
-                (NormPlacement::Before, None) => 2 + 2,
-                (NormPlacement::Before, Some(_)) => 1 + 1,
-                (NormPlacement::After, _) => 0,
-            };
-            let of_gate = usize::from(experts.is_none());
+            let shared = experts.and_then(|experts| experts.shared_intermediate_size);
             let of_layer = |layer: &LayerConfig| {
                 let of_rope = if layer.rope.is_some() && query_scaling.is_none() { 2 } else { 0 };
-                of_gate + of_norms + of_rope
+                // Of attention: its norm, and its residual.
+                let of_norms = if norms == NormPlacement::Before { 2 } else { 0 };
+                let of_mlp = match layer.has_experts {
+                    false => 1 + of_norms,
+                    true if shared.is_some() => 1 + 1,
+                    true => 0,
+                };
+                of_rope + of_norms + of_mlp
             };
             let expected: usize = layers.iter().map(of_layer).sum();
             let fewer = plan.ops.len() - fused.ops.len();
-            let what = "the gate; two norms and two residuals; RoPE and append";
+            let what = "the gate; two norms and two residuals; RoPE and append; of experts the shared one's";
             assert_eq!(fewer, expected, "{}: {what}", path.display());
             let same = cpu_logits(&model, &fused) == cpu_logits(&model, &plan);
             assert!(same, "{} in {precision}", path.display());
@@ -228,6 +229,97 @@ fn a_model_in_iq_blocks_computes_what_its_numbers_do() {
     assert_eq!(bytes(&tiles, "layers.0.gate_up"), 2 * 64 * 210, "Q6_K");
     assert_eq!(bytes(&tiles, "layers.1.gate_up"), 64 * 136 + 64 * 8 * 34, "IQ4_XS and Q8_0");
     assert_eq!(model.weight_bytes(&numerics).unwrap(), tiles.weight_bytes());
+}
+
+/// MXFP4 from safetensors and from GGUF, kept as it is: what transformers dequantises it to.
+#[test]
+fn experts_in_mxfp4_compute_what_their_numbers_do() {
+    let dir = goldens().join("gpt-oss-mxfp4");
+    let file = std::fs::read(dir.join("expected.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let words = |name| tensors.tensor(name).unwrap().data().as_chunks::<4>().0.to_vec();
+    let tokens: Vec<u32> = words("input_ids").into_iter().map(u32::from_le_bytes).collect();
+    let wanted: Vec<f32> = words("logits").into_iter().map(f32::from_le_bytes).collect();
+    for path in [dir.clone(), goldens().join("gguf/gpt-oss-mxfp4.gguf")] {
+        let model = Model::open(&path).unwrap();
+        let plan = model.plan(&as_stored(), bounds(tokens.len()), 2).unwrap();
+        for name in ["expert_gate", "expert_up", "expert_down"] {
+            let name = format!("layers.1.{name}");
+            let weight = plan.weights.iter().find(|weight| weight.name == name).unwrap();
+            assert_eq!(weight.storage(), Some(Dtype::MXFP4), "{name}");
+            assert_eq!(weight.bytes(), 4 * 64 * 2 * 17, "{name}");
+        }
+        let mut executor = CpuExecutor::open(&plan, model.checkpoint()).unwrap();
+        let prepared = executor.prepare(&plan).unwrap();
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(&tokens, 0, &[1, 0], 0..tokens.len());
+        let got = executor.run(prepared, &inputs, Want::Logits).unwrap().logits;
+        let error = relative_error(&got, &wanted);
+        assert!(error < 3e-4, "{}: relative error {error:.2e}", path.display());
+    }
+}
+
+/// As transformers 5 has the experts of Mixtral in memory.
+#[test]
+fn experts_of_mixtral_may_be_fused() {
+    let dir = changed("mixtral", "architectures", serde_json::Value::Null);
+    let path = dir.path().join("model.safetensors");
+    let file = std::fs::read(&path).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let mut stacks: std::collections::BTreeMap<String, Vec<u8>> = Default::default();
+    let mut others = Vec::new();
+    for (name, tensor) in tensors.iter() {
+        match name.split_once(".block_sparse_moe.experts.") {
+            Some(_) => {}
+            None => others.push((name.replace("block_sparse_moe.gate", "mlp.gate"), tensor)),
+        }
+    }
+    for layer in 0..2 {
+        for expert in 0..4 {
+            for (stem, stack) in
+                [("w1", "gate_up_proj"), ("w3", "gate_up_proj"), ("w2", "down_proj")]
+            {
+                let name =
+                    format!("model.layers.{layer}.block_sparse_moe.experts.{expert}.{stem}.weight");
+                let stack = format!("model.layers.{layer}.mlp.experts.{stack}");
+                let bytes = tensors.tensor(&name).unwrap().data();
+                stacks.entry(stack).or_default().extend(bytes);
+            }
+        }
+    }
+    let view = |(name, bytes): (&String, &'_ Vec<u8>)| {
+        let [rows, cols] = if name.ends_with("down_proj") { [64, 96] } else { [192, 64] };
+        (name.clone(), vec![4, rows, cols], bytes.clone())
+    };
+    let stacks: Vec<_> = stacks.iter().map(view).collect();
+    let views = stacks.iter().map(|(name, shape, bytes)| {
+        let dtype = safetensors::Dtype::F16;
+        (name.clone(), TensorView::new(dtype, shape.clone(), bytes).unwrap())
+    });
+    let all: Vec<_> = others.into_iter().chain(views).collect();
+    std::fs::remove_file(&path).unwrap();
+    safetensors::serialize_to_file(all, None, &path).unwrap();
+    let model = Model::open(dir.path()).unwrap();
+    check_logits(&model, &goldens().join("mixtral/expected.safetensors"), |_| ());
+}
+
+/// Experts whose tensors are of other shapes, or not there.
+#[test]
+fn rejects_experts_that_the_configuration_does_not_fit() {
+    for (name, field, value, expected) in [
+        ("gpt-oss", "num_local_experts", 5, "mlp.router.weight` has shape [4, 64]"),
+        ("gpt-oss", "intermediate_size", 32, "mlp.experts.gate_up_proj` has shape [4, 64, 128]"),
+        ("gpt-oss-mxfp4", "intermediate_size", 32, "gate_up_proj.weight` has shape [4, 128, 64]"),
+        ("glm4-moe", "n_shared_experts", 1, "mlp.shared_experts.gate_proj.weight` has shape"),
+        ("glm4-moe", "first_k_dense_replace", 0, "`model.layers.0.mlp.gate.weight` is missing"),
+        ("glm4-moe", "n_routed_experts", 12, "mlp.gate.weight` has shape [8, 64]"),
+        ("granitemoe", "intermediate_size", 32, "input_linear.weight` has shape [4, 128, 64]"),
+        ("qwen3-moe-fused", "moe_intermediate_size", 16, "gate_up_proj` has shape [6, 64, 64]"),
+        ("qwen3-moe-fused", "mlp_only_layers", 0, "`mlp_only_layers` is 0"),
+    ] {
+        let error = error_with(name, field, value.into());
+        assert!(error.contains(expected), "`{error}` does not say `{expected}`");
+    }
 }
 
 fn as_stored() -> Numerics {
@@ -375,8 +467,7 @@ fn ranks_divide_the_weights() {
                 .filter_map(|plan| plan.weights.iter().find(|other| other.name == weight.name))
                 .collect();
             let elems: usize = of_ranks.iter().map(|weight| weight.rows * weight.cols).sum();
-            let is_divided =
-                of_ranks.iter().any(|weight| weight.parts[0].slice != WeightSlice::Whole);
+            let is_divided = of_ranks.iter().any(|of_rank| of_rank.bytes() < weight.bytes());
             let copies = if is_divided { 1 } else { of_ranks.len() };
             assert_eq!(
                 elems,

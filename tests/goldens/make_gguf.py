@@ -2,7 +2,7 @@
 """Turns some goldens into GGUF files, as llama.cpp's convert_hf_to_gguf.py does: names, permuted rows of Q and K,
 metadata, RoPE factors. Written with gguf-py, and so independent of this project.
 
-    python make_gguf.py        (gguf, numpy, safetensors; after make_goldens.py)
+    python make_gguf.py [NAME ..]        (gguf, numpy, safetensors, torch; after make_goldens.py)
 
 Writes gguf/NAME.gguf; `expected.safetensors` of the golden holds for it too.
 """
@@ -10,10 +10,12 @@ Writes gguf/NAME.gguf; `expected.safetensors` of the golden holds for it too.
 import json
 import math
 import pathlib
+import sys
 
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
+import torch
+from safetensors.torch import load_file
 
 HERE = pathlib.Path(__file__).parent
 NAMES = [
@@ -29,6 +31,10 @@ NAMES = [
     "ministral3",
     "qwen3-moe",
     "mixtral",
+    "gpt-oss",
+    "gpt-oss-mxfp4",
+    "glm4-moe",
+    "granitemoe",
 ]
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -42,9 +48,18 @@ ARCHITECTURES = {
     "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
 }
+ROUTERS = (
+    ".mlp.gate.weight",
+    "_moe.gate.weight",
+    "_moe.router.layer.weight",
+    ".mlp.router.weight",
+)
 # Those whose rows of Q and K are permuted.
-PERMUTED = ["llama", "granite", "smollm3", "ministral3", "mixtral"]
+PERMUTED = ["llama", "granite", "smollm3", "ministral3", "mixtral", "granitemoe"]
 
 
 def permute(tensor, num_heads):
@@ -99,11 +114,30 @@ def add_family(writer, config):
     match config["model_type"]:
         case "phi3":
             writer.add_sliding_window(config["sliding_window"] or 0)
-        case "granite":
+        case "granite" | "granitemoe":
             writer.add_attention_scale(config["attention_multiplier"])
             writer.add_embedding_scale(config["embedding_multiplier"])
             writer.add_residual_scale(config["residual_multiplier"])
             writer.add_logit_scale(config["logits_scaling"])
+            if config["model_type"] == "granitemoe":
+                writer.add_expert_count(config["num_local_experts"])
+                writer.add_expert_used_count(config["num_experts_per_tok"])
+        case "gpt_oss":
+            writer.add_sliding_window(config["sliding_window"])
+            writer.add_expert_count(config["num_local_experts"])
+            writer.add_expert_used_count(config["num_experts_per_tok"])
+            writer.add_expert_feed_forward_length(config["intermediate_size"])
+        case "glm4_moe":
+            writer.add_expert_count(config["n_routed_experts"])
+            writer.add_expert_used_count(config["num_experts_per_tok"])
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+            writer.add_expert_shared_count(config["n_shared_experts"])
+            writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+            writer.add_expert_weights_scale(config["routed_scaling_factor"])
+            writer.add_expert_weights_norm(config["norm_topk_prob"])
+            writer.add_expert_group_count(config["n_group"])
+            writer.add_expert_group_used_count(config["topk_group"])
         case "olmo3":
             writer.add_sliding_window(config["sliding_window"])
             writer.add_sliding_window_pattern(
@@ -122,18 +156,62 @@ def add_family(writer, config):
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
+def mxfp4(blocks, scales):
+    """Blocks of GGUF, [.., rows, 17 n], of those of safetensors: halves of a block in place of neighbours."""
+    low, high = blocks & 15, blocks >> 4
+    codes = torch.stack([low, high], dim=-1).flatten(-2)
+    nibbles = codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat([scales[..., None], nibbles], dim=-1).flatten(-2)
+
+
+def unfused(tensors):
+    """The tensors, gate and up of experts apart, and [.., out, in]."""
+    for source, tensor in tensors.items():
+        layer, _, stem = source.partition(".mlp.experts.")
+        moe = f"{layer}.mlp.experts"
+        match stem:
+            case "gate_up_proj":
+                yield f"{moe}.gate_proj.weight", tensor.mT[:, ::2]
+                yield f"{moe}.up_proj.weight", tensor.mT[:, 1::2]
+            case "down_proj":
+                yield f"{moe}.down_proj.weight", tensor.mT
+            case "gate_up_proj_blocks":
+                quantized = mxfp4(tensor, tensors[source.replace("blocks", "scales")])
+                yield f"{moe}.gate_proj.weight", quantized[:, ::2]
+                yield f"{moe}.up_proj.weight", quantized[:, 1::2]
+            case "down_proj_blocks":
+                scales = tensors[source.replace("blocks", "scales")]
+                yield f"{moe}.down_proj.weight", mxfp4(tensor, scales)
+            case "gate_up_proj_bias":
+                yield f"{moe}.gate_proj.bias", tensor[:, ::2]
+                yield f"{moe}.up_proj.bias", tensor[:, 1::2]
+            case "down_proj_bias":
+                yield f"{moe}.down_proj.bias", tensor
+            case "gate_up_proj_scales" | "down_proj_scales":
+                pass
+            case _ if source.endswith("input_linear.weight"):
+                gate, up = tensor.chunk(2, dim=1)
+                layer = source.removesuffix(".block_sparse_moe.input_linear.weight")
+                yield f"{layer}.mlp.experts.gate_proj.weight", gate
+                yield f"{layer}.mlp.experts.up_proj.weight", up
+            case _ if source.endswith("sinks"):
+                yield f"{source}.weight", tensor
+            case _:
+                yield source.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+
+
 def stacked(tensors):
     """The tensors, those of experts (`experts.3.NAME`) as one of three dimensions (`experts.NAME`)."""
     experts = {}
-    for source, tensor in tensors.items():
-        if ".experts." not in source:
+    for source, tensor in unfused(tensors):
+        layer, _, of_expert = source.partition(".experts.")
+        number, _, stem = of_expert.partition(".")
+        if not number.isdigit():
             yield source, tensor
             continue
-        layer, of_expert = source.split(".experts.")
-        number, stem = of_expert.split(".", 1)
         experts.setdefault(f"{layer}.experts.{stem}", {})[int(number)] = tensor
     for source, of_experts in experts.items():
-        yield source, np.stack([of_experts[number] for number in sorted(of_experts)])
+        yield source, torch.stack([of_experts[number] for number in sorted(of_experts)])
 
 
 def convert(name):
@@ -155,7 +233,7 @@ def convert(name):
     writer.add_head_count(num_heads)
     writer.add_head_count_kv(num_kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1.0)))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     add_family(writer, config)
@@ -168,9 +246,13 @@ def convert(name):
             tensor = permute(tensor, num_heads)
         if family in PERMUTED and "k_proj" in source:
             tensor = permute(tensor, num_kv_heads)
-        if tensor.ndim == 1 or source.endswith((".mlp.gate.weight", "_moe.gate.weight")):
-            tensor = tensor.astype(np.float32)
-        writer.add_tensor(names.get_name(source, try_suffixes=(".weight", ".bias")), tensor)
+        if tensor.ndim == 1 or source.endswith(ROUTERS + (".bias",)):
+            tensor = tensor.float()
+        kind = {torch.uint8: gguf.GGMLQuantizationType.MXFP4, torch.bfloat16: gguf.GGMLQuantizationType.BF16}
+        kind = kind.get(tensor.dtype)
+        bytes_or_numbers = tensor.contiguous().view(torch.uint8) if kind else tensor.contiguous()
+        target = names.get_name(source, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(target, bytes_or_numbers.numpy(), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -178,5 +260,5 @@ def convert(name):
 
 
 if __name__ == "__main__":
-    for name in NAMES:
+    for name in sys.argv[1:] or NAMES:
         convert(name)

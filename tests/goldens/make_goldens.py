@@ -11,6 +11,7 @@ weights that are there and the inputs of given.safetensors.
 """
 
 import argparse
+import copy
 import json
 import pathlib
 
@@ -18,7 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    Glm4MoeConfig,
+    GptOssConfig,
     GraniteConfig,
+    GraniteMoeConfig,
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
@@ -64,6 +68,28 @@ def longrope(**parameters):
 
 
 FOUR_LAYERS = dict(num_hidden_layers=4, intermediate_size=64)
+
+# Two heads: no four devices can share them, nor so few columns of an expert.
+TWO_HEADS = dict(num_attention_heads=2, num_key_value_heads=1)
+
+# Windows smaller than the sequence in every other layer, YaRN whose ramp is not rounded, sinks, biases.
+GPT_OSS = dict(
+    SIZES,
+    intermediate_size=64,
+    head_dim=16,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    sliding_window=16,
+    rope_parameters=rope(
+        "yarn",
+        150000.0,
+        factor=8.0,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        truncate=False,
+        original_max_position_embeddings=32,
+    ),
+)
 
 # Phi-3 needs heads of hidden_size / num_attention_heads: 32.
 PHI3 = dict(num_attention_heads=2, num_key_value_heads=1)
@@ -155,6 +181,45 @@ MODELS = {
         norm_topk_prob=True,
     ),
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    # A layer of three without experts, whose probabilities stay as they are; experts fused in the file.
+    "qwen3-moe-fused": Qwen3MoeConfig(
+        **SIZES | TWO_HEADS | dict(intermediate_size=64, num_hidden_layers=3),
+        head_dim=16,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        mlp_only_layers=[1],
+        norm_topk_prob=False,
+    ),
+    "gpt-oss": GptOssConfig(**GPT_OSS),
+    # The same in MXFP4, as it is published.
+    "gpt-oss-mxfp4": GptOssConfig(**GPT_OSS | TWO_HEADS),
+    # Two of four groups of two experts, two shared experts, a layer without experts, half of a head rotated.
+    "glm4-moe": Glm4MoeConfig(
+        **SIZES | TWO_HEADS | dict(intermediate_size=64),
+        head_dim=16,
+        attention_bias=True,
+        use_qk_norm=True,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        moe_intermediate_size=32,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.5,
+    ),
+    "granitemoe": GraniteMoeConfig(
+        **SIZES | dict(intermediate_size=64),
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.1,
+        logits_scaling=6.0,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        tie_word_embeddings=True,
+    ),
     # Q grows six times within the sequence.
     "ministral3": Ministral3Config(
         **SIZES,
@@ -172,14 +237,35 @@ MODELS = {
     ),
 }
 
+# Fields of configurations with experts that are checked to be stable.
+EXPERTS = ["n_routed_experts", "num_local_experts", "num_experts"]
+
 # Models that were not made here; their given.safetensors was computed with frequencies of RoPE rounded to float16.
 GIVEN = ["llama-gqa", "phi3", "qwen2"]
+
+# Models whose experts are written as transformers 5 has them in memory.
+FUSED = ["qwen3-moe-fused"]
+
+# Models whose experts are written in MXFP4.
+IN_MXFP4 = ["gpt-oss-mxfp4"]
+
+# Largest relative error of a mixture of experts in 16 bits: a choice between close experts that rounding
+# turns gives more. Another seed then.
+MAX_ERRORS = {torch.float16: 4e-3, torch.bfloat16: 3.5e-2}
 
 # Models whose config.json is written in the old spelling: `rope_theta` and `rope_scaling`.
 OLD_SPELLING = ["llama-linear", "phi3-longrope-long", "olmo3"]
 
 
-def random_model(config, seed):
+ROUTERS = (
+    "mlp.gate.weight",
+    "block_sparse_moe.gate.weight",
+    "mlp.router.weight",
+    "block_sparse_moe.router.weight",
+)
+
+
+def random_model(config, seed, dtype):
     """A model whose scores and logits spread widely enough for a wrong mask, head or angle to show."""
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
@@ -192,16 +278,56 @@ def random_model(config, seed):
                 values = 1.0 + 0.1 * noise
             elif name.endswith("bias"):
                 values = 0.3 * noise
+            elif name.endswith("sinks"):
+                values = 1.0 + noise
             elif "embed_tokens" in name:
                 values = 0.3 * noise
-            elif name.endswith(("mlp.gate.weight", "block_sparse_moe.gate.weight")):
+            elif name.endswith(ROUTERS):
                 # Decided enough that rounding to 16 bits chooses no expert who counts instead of another.
                 values = 6.0 * noise / parameter.shape[1] ** 0.5
             else:
                 values = 1.5 * noise / parameter.shape[1] ** 0.5
+            if name.endswith(("gate_up_proj_bias", "down_proj_bias")):
+                values = 0.3 * noise
             # Parameters alone: `model.half()` would round the frequencies of RoPE too.
-            parameter.copy_(values.half().float())
+            parameter.copy_(values.to(dtype).float())
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model
+
+
+def mxfp4(weight):
+    """Blocks [.., n, 16] and scales [.., n] of a weight [.., 32 n], and what they stand for."""
+    levels = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    blocks = weight.unflatten(-1, (-1, 32))
+    exponents = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30).log2().floor() - 2
+    scaled = blocks / exponents.exp2()
+    codes = (scaled.abs()[..., None] - levels).abs().argmin(-1)
+    values = (levels[codes] * scaled.sign() * exponents.exp2()).flatten(-2)
+    codes = codes | (scaled < 0).int() << 3
+    packed = codes[..., ::2] | codes[..., 1::2] << 4
+    return packed.to(torch.uint8), (exponents[..., 0] + 127).to(torch.uint8), values
+
+
+def quantize_experts(model):
+    """Makes the matrices of experts of gpt-oss those that MXFP4 stands for; and their tensors."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            blocks, scales, values = mxfp4(parameter.data.mT)
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            parameter.data = values.mT.contiguous()
+    return tensors
+
+
+def is_stable(model, tokens, want):
+    """Whether 16 bits give about the same logits."""
+    for dtype, most in MAX_ERRORS.items():
+        got = logits(copy.deepcopy(model).to(dtype), tokens).float()
+        if (got - want).norm() / want.norm() > most:
+            return False
+    return True
 
 
 @torch.no_grad()
@@ -236,28 +362,56 @@ def old_spelling(path):
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
+def save(name, model, dtype, quantized, out):
+    """Writes the model, its experts as `name` wants them."""
+    # The bias of a choice stays in float32.
+    biases = {key: tensor for key, tensor in model.named_buffers() if "score_correction" in key}
+    model.to(dtype)
+    for key, tensor in model.named_buffers():
+        tensor.data = biases.get(key, tensor)
+    model.save_pretrained(out)
+    tensors = dict(model.state_dict())
+    if name in FUSED:
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, out / "model.safetensors")
+    if name in IN_MXFP4:
+        for key in quantized:
+            tensors.pop(key.removesuffix("_blocks").removesuffix("_scales"), None)
+        save_file(tensors | quantized, out / "model.safetensors")
+        config = json.loads((out / "config.json").read_text())
+        config["quantization_config"] = dict(
+            quant_method="mxfp4",
+            modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+        )
+        (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def make(name, config, out):
     """Writes one model, and checks that what is on disk gives the logits that are written beside it."""
     for seed in range(100):
-        model = random_model(config, seed)
+        # As published, so that transformers, which dequantises to bfloat16, rounds nothing.
+        dtype = torch.bfloat16 if name in IN_MXFP4 else torch.float16
+        model = random_model(config, seed, dtype)
+        quantized = quantize_experts(model) if name in IN_MXFP4 else {}
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(3, config.vocab_size, (NUM_TOKENS,), generator=generator)
         prompt = torch.randint(3, config.vocab_size, (PROMPT_LEN,), generator=generator)
         continuation, margin = greedy(model, prompt)
-        if margin > MIN_MARGIN:
+        want = logits(model, tokens)
+        has_experts = any(key in config.to_dict() for key in EXPERTS)
+        if margin > MIN_MARGIN and (not has_experts or is_stable(model, tokens, want)):
             break
     else:
         raise SystemExit(f"{name}: no seed has a greedy margin over {MIN_MARGIN}")
-    want = logits(model, tokens)
 
     out.mkdir(parents=True, exist_ok=True)
-    model.half().save_pretrained(out)
+    save(name, model, dtype, quantized, out)
     if name in OLD_SPELLING:
         old_spelling(out / "config.json")
     loaded = AutoModelForCausalLM.from_pretrained(
         out, dtype=torch.float32, attn_implementation="eager"
     )
-    difference = (logits(loaded.eval(), tokens) - want).norm() / want.norm()
+    # Float already, but for MXFP4.
+    difference = (logits(loaded.eval().float(), tokens) - want).norm() / want.norm()
     assert difference < 1e-6, f"{name}: reloaded, it is off by {difference}"
     expected = dict(
         input_ids=tokens.int(),

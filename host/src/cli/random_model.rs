@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for what is around a model.
 /// Each with its real `config.json`, except for the weights' type and the context of Llama's, which are measured in longer
 /// ones.
-const MODELS: [(&str, &str); 12] = [
+const MODELS: [(&str, &str); 14] = [
     ("tiny", include_str!("random_model/tiny.json")),
     ("qwen2.5-0.5b", include_str!("random_model/qwen2.5-0.5b.json")),
     ("qwen2.5-7b", include_str!("random_model/qwen2.5-7b.json")),
@@ -23,6 +23,8 @@ const MODELS: [(&str, &str); 12] = [
     ("olmo-3-7b", include_str!("random_model/olmo-3-7b.json")),
     ("ministral-3-8b", include_str!("random_model/ministral-3-8b.json")),
     ("qwen3-30b-a3b", include_str!("random_model/qwen3-30b-a3b.json")),
+    ("gpt-oss-20b", include_str!("random_model/gpt-oss-20b.json")),
+    ("gpt-oss-120b", include_str!("random_model/gpt-oss-120b.json")),
 ];
 
 /// Arguments of `halfwarp random-model`.
@@ -73,7 +75,7 @@ mod tests {
     /// The parameter counts are those of the real checkpoints' `model.safetensors.index.json` / model card.
     #[test]
     fn shapes_have_the_real_number_of_parameters() {
-        let counts: [usize; 12] = MODELS.map(|(_, json)| {
+        let counts: [usize; 14] = MODELS.map(|(_, json)| {
             let tensors = random_tensors(&config(json), None);
             tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
         });
@@ -90,6 +92,8 @@ mod tests {
             // Without the part for images.
             8_489_553_920,
             30_532_122_624,
+            20_914_757_184,
+            116_829_156_672,
         ];
         assert_eq!(counts[1..], real);
     }

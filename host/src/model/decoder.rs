@@ -153,7 +153,7 @@ impl Planner<'_> {
     /// `hidden += attention(norm(hidden))`, or the norm of attention.
     fn attention(&mut self, layer: usize, hidden: View) {
         let (config, names) = (self.config, self.names);
-        let LayerConfig { window, rope } = config.layers[layer];
+        let LayerConfig { window, rope, .. } = config.layers[layer];
         let head_dim = config.head_dim;
         let (num_heads, num_kv_heads) = (self.shares.heads.len(), self.shares.kv_heads.len());
         let q_width = num_heads * head_dim;
@@ -168,6 +168,10 @@ impl Planner<'_> {
         }
         self.builder.op(Op::KvAppend { layer, k, v });
         let out = self.operand(&label("attention"), Rows::Tokens, q_width);
+        let sinks = config.has_sinks.then(|| {
+            let sinks = part(names.in_layer(layer, names.sinks), config.num_heads);
+            self.whole_vector(&label("sinks"), &[rows_of(sinks, &self.shares.heads)])
+        });
         let attention = Attention {
             layer,
             q,
@@ -178,7 +182,7 @@ impl Planner<'_> {
             softmax_scale: config.softmax_scale as f32,
             causal: true,
             window,
-            sinks: None,
+            sinks,
         };
         match self.score_columns {
             None => self.builder.op(Op::Attention(attention)),
@@ -254,29 +258,54 @@ impl Planner<'_> {
         self.builder.op(Op::AttentionValues(op));
     }
 
-    /// `hidden += down(activation(gate(norm(hidden))) * up(norm(hidden)))`, or the norm of down.
+    /// `hidden += mlp(norm(hidden))`, or the norm of `mlp(hidden)`; with experts that of a token's
+    /// experts, and of the shared one.
     fn mlp(&mut self, layer: usize, hidden: View) {
         let (config, names) = (self.config, self.names);
-        let (columns, of) = (self.shares.columns.clone(), config.intermediate_size);
-        let width = columns.len();
-        let label = |what: &str| format!("layers.{layer}.{what}");
-
-        let norm = Branch { label: label("mlp_norm"), layer, name: names.mlp_norm };
+        let norm =
+            Branch { label: format!("layers.{layer}.mlp_norm"), layer, name: names.mlp_norm };
         let x = self.before(&norm, hidden);
-        if let Some(experts) = config.experts {
-            let out = self.experts(layer, experts, x, hidden.width);
+        let Some(experts) = config.experts.filter(|_| config.layers[layer].has_experts) else {
+            let mlp = Mlp {
+                prefix: "",
+                gate_up: names.gate_up,
+                down: names.down,
+                columns: self.shares.columns.clone(),
+                of: config.intermediate_size,
+                bias: config.mlp_bias,
+            };
+            let out = self.gated_mlp(layer, mlp, x, hidden.width);
             return self.add(&norm, out, hidden);
-        }
-        let half = Stacked { rows: columns.clone(), of, transform: PartTransform::None };
-        let parts = self.stacked(layer, names.gate_up, &[half.clone(), half]);
-        let gate_up = self.operand_linear(&label("gate_up"), &parts, config.mlp_bias, x);
-        let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
-        let out = self.operand(&label("gated"), Rows::Tokens, width);
-        self.builder.op(Op::Gate { activation: config.activation, gate, up, out });
-        let down = part(names.in_layer(layer, names.down), hidden.width);
-        let down = cols_of(down, (columns.start, of), width);
-        let out = self.summand(&label("down"), down, config.mlp_bias, out, hidden.width);
+        };
+        let out = self.experts(layer, experts, x, hidden.width);
         self.add(&norm, out, hidden);
+        if let Some(of) = experts.shared_intermediate_size {
+            let mlp = Mlp {
+                prefix: "shared_",
+                gate_up: &names.experts.shared_gate_up,
+                down: names.experts.shared_down,
+                columns: self.shares.shared_columns.clone(),
+                of,
+                bias: false,
+            };
+            let out = self.gated_mlp(layer, mlp, x, hidden.width);
+            self.add(&norm, out, hidden);
+        }
+    }
+
+    /// `down(activation(gate(x)) * up(x))`, of `width` columns.
+    fn gated_mlp(&mut self, layer: usize, mlp: Mlp, x: View, width: usize) -> View {
+        let Mlp { prefix, gate_up, down, columns, of, bias } = mlp;
+        let label = |what: &str| format!("layers.{layer}.{prefix}{what}");
+        let half = Stacked { rows: columns.clone(), of, transform: PartTransform::None };
+        let parts = self.stacked(layer, gate_up, &[half.clone(), half]);
+        let gate_up = self.operand_linear(&label("gate_up"), &parts, bias, x);
+        let [gate, up] = [0, columns.len()].map(|start| gate_up.columns(start, columns.len()));
+        let out = self.operand(&label("gated"), Rows::Tokens, columns.len());
+        self.builder.op(Op::Gate { activation: self.config.activation, gate, up, out });
+        let down = part(self.names.in_layer(layer, down), width);
+        let down = cols_of(down, (columns.start, of), columns.len());
+        self.summand(&label("down"), down, bias, out, width)
     }
 
     /// Q, K and V, stacked; the rows of Q and K in the order that RoPE by halves wants.
@@ -448,7 +477,18 @@ impl Planner<'_> {
         cols: usize,
         storage: impl Fn(Option<Dtype>) -> Dtype,
     ) -> Weight {
-        let (name, mut parts) = (label.into(), with_suffix(parts, "weight"));
+        self.stored_whole(label, with_suffix(parts, "weight"), cols, storage)
+    }
+
+    /// The same of parts with whole names.
+    fn stored_whole(
+        &self,
+        label: &str,
+        mut parts: Vec<WeightPart>,
+        cols: usize,
+        storage: impl Fn(Option<Dtype>) -> Dtype,
+    ) -> Weight {
+        let name = label.into();
         for part in &mut parts {
             part.storage = storage(self.checkpoint.stored(&part.source));
         }
@@ -458,7 +498,12 @@ impl Planner<'_> {
 
     /// A norm's weight or a bias: a thousandth of a model, and kept in f32.
     fn vector(&mut self, label: &str, parts: &[WeightPart], suffix: &str) -> WeightId {
-        let (name, parts) = (label.into(), with_suffix(parts, suffix));
+        self.whole_vector(label, &with_suffix(parts, suffix))
+    }
+
+    /// The same of parts with whole names.
+    fn whole_vector(&mut self, label: &str, parts: &[WeightPart]) -> WeightId {
+        let (name, parts) = (label.into(), parts.to_vec());
         let (cols, layout) = (num_rows(&parts), WeightLayout::Rows);
         self.builder.weight(Weight { name, rows: 1, cols, layout, parts })
     }
@@ -475,6 +520,20 @@ fn scaled(whole: WeightPart, divisor: f64) -> WeightPart {
         1.0 => whole,
         _ => WeightPart { transform: PartTransform::Scale((1.0 / divisor) as f32), ..whole },
     }
+}
+
+/// An MLP without experts.
+struct Mlp<'a> {
+    /// Of its names in the plan.
+    prefix: &'static str,
+    /// As [`Names::gate_up`].
+    gate_up: &'a [&'static str],
+    down: &'static str,
+    /// What this rank has of the gated rows.
+    columns: Range<usize>,
+    /// Columns of the gated rows.
+    of: usize,
+    bias: bool,
 }
 
 /// The norm of a branch, by its names in the plan and in the checkpoint.

@@ -10,7 +10,9 @@ mod names;
 mod rope;
 mod shares;
 
-pub use config::{Config, ConfigError, Experts, Family, LayerConfig, NormPlacement, QkNorm};
+pub use config::{
+    Config, ConfigError, ExpertScores, Experts, Family, LayerConfig, NormPlacement, QkNorm,
+};
 pub use error::ModelError;
 pub(crate) use names::Names;
 pub(crate) use rope::yarn_attention_factor;
@@ -46,7 +48,7 @@ impl Decoder {
             Origin::HuggingFace { config: json, .. } => {
                 let mut config = Config::from_hf(json).map_err(at_path)?;
                 let has = |name: &str| checkpoint.tensor(name).is_some();
-                let names = Names::hugging_face(config.family, has);
+                let names = Names::hugging_face(&config, has);
                 config.tie_word_embeddings &= !has_own_head(&checkpoint, names);
                 (config, names)
             }
@@ -163,13 +165,17 @@ impl Decoder {
     /// Whether the rows of every operand, and every head in it, start at multiples of 16 bytes.
     fn check_alignment(&self, precision: Precision) -> Result<(), ModelError> {
         let multiple = precision.operand().row_multiple();
-        let Config { hidden_size, intermediate_size, head_dim, .. } = self.config;
+        let Config { hidden_size, intermediate_size, head_dim, experts, .. } = self.config;
+        let of_experts = experts.into_iter().flat_map(|experts| {
+            [Some(experts.intermediate_size), experts.shared_intermediate_size]
+        });
+        let of_experts = of_experts.flatten().map(|size| ("intermediate size of experts", size));
         let sizes = [
             ("hidden size", hidden_size),
             ("intermediate size", intermediate_size),
             ("head size", head_dim),
         ];
-        match sizes.into_iter().find(|(_, size)| !size.is_multiple_of(multiple)) {
+        match sizes.into_iter().chain(of_experts).find(|(_, size)| !size.is_multiple_of(multiple)) {
             Some((what, size)) => Err(ModelError::Unaligned { what, size, precision, multiple }),
             None => Ok(()),
         }

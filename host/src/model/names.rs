@@ -1,9 +1,13 @@
 //! Names of a family's tensors in a checkpoint, and what each packed weight is made of.
 
-use super::{Config, Experts, Family, QkNorm};
+mod experts;
+
+use super::{Config, Family, QkNorm};
+pub(crate) use experts::{ExpertForm, ExpertNames};
+use experts::{GGUF_EXPERTS, GRANITE_EXPERTS, HF_EXPERTS, MIXTRAL_EXPERTS, OPENAI_EXPERTS};
 
 /// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number;
-/// all of them take `.weight` or `.bias`.
+/// all of them take `.weight` or `.bias`, but where it says otherwise.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Names {
     pub embedding: &'static str,
@@ -17,6 +21,8 @@ pub(crate) struct Names {
     pub q_norm: &'static str,
     pub k_norm: &'static str,
     pub attention_out: &'static str,
+    /// A whole name.
+    pub sinks: &'static str,
     pub mlp_norm: &'static str,
     /// Gate and up, stacked in this order here or, where it is one name, already in the checkpoint.
     pub gate_up: &'static [&'static str],
@@ -27,42 +33,29 @@ pub(crate) struct Names {
     pub interleaved_rope: bool,
 }
 
-/// Names of a layer's experts in one kind of checkpoint.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ExpertNames {
-    /// The matrix whose products say where a token goes.
-    pub router: &'static str,
-    /// The prefix of an expert's number, after which its own names come; none where the matrices of
-    /// all experts are one tensor of three dimensions.
-    pub each: Option<&'static str>,
-    /// Gate and up.
-    pub gate_up: [&'static str; 2],
-    pub down: &'static str,
-}
-
-impl ExpertNames {
-    /// Stems of the tensors that hold `stem` of `num_experts` experts.
-    pub fn stems(&self, stem: &'static str, num_experts: usize) -> Vec<String> {
-        match self.each {
-            Some(each) => (0..num_experts).map(|expert| format!("{each}{expert}.{stem}")).collect(),
-            None => vec![stem.to_owned()],
-        }
-    }
-}
-
 impl Names {
-    /// The names that the Hugging Face checkpoint of a model of `family` uses, which has the tensors that `has` says.
+    /// The names that the Hugging Face checkpoint of a model of `config` uses, which has the tensors that `has` says.
     /// Saved from the decoder alone, as for embeddings, they are bare: without `model.`.
-    pub fn hugging_face(family: Family, has: impl Fn(&str) -> bool) -> &'static Names {
-        let tables: &'static [Names] = match family {
+    pub fn hugging_face(config: &Config, has: impl Fn(&str) -> bool) -> &'static Names {
+        let tables: &'static [Names] = match config.family {
             Family::Phi3 => &HF_PHI3,
             Family::Mixtral => &HF_MIXTRAL,
             Family::Olmo2 | Family::Olmo3 => &HF_OLMO,
             Family::Mistral | Family::Ministral3 => &HF_MISTRAL,
+            Family::Qwen3Moe | Family::Glm4Moe => &HF_MOE,
+            Family::GptOss => &HF_GPT_OSS,
+            Family::GraniteMoe => &HF_GRANITE_MOE,
             _ => &HF_LLAMA,
         };
         let fits = |table: &&Names| has(&format!("{}.weight", table.embedding));
-        tables.iter().find(fits).unwrap_or(&tables[0])
+        let has_experts = |table: &&Names| {
+            let layers = config.layers.iter().enumerate().filter(|(_, layer)| layer.has_experts);
+            let first =
+                layers.map(|(layer, _)| table.in_layer(layer, &table.experts.first())).next();
+            first.is_none_or(|first| has(&first))
+        };
+        let table = tables.iter().find(|table| fits(table) && has_experts(table));
+        table.or_else(|| tables.iter().find(fits)).unwrap_or(&tables[0])
     }
 
     /// The names that GGUF files of `family` use.
@@ -72,8 +65,10 @@ impl Names {
             | Family::Mistral
             | Family::Mixtral
             | Family::Granite
+            | Family::GraniteMoe
             | Family::SmolLm3
             | Family::Ministral3 => &GGUF_LLAMA,
+            Family::GptOss | Family::Glm4Moe => &GGUF_POST_NORM,
             Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => &GGUF,
             Family::Phi3 => &GGUF_PHI3,
             Family::Olmo2 | Family::Olmo3 => &GGUF_OLMO,
@@ -107,26 +102,20 @@ impl Names {
             }
             push(self.attention_out, &[hidden, q_width], config.attention_out_bias);
             push(self.mlp_norm, &[hidden], false);
-            let Some(Experts { num_experts, .. }) = config.experts else {
-                for (stem, rows) in stacked(self.gate_up, &[intermediate_size; 2]) {
-                    push(stem, &[rows, hidden], config.mlp_bias);
+            match config.experts.filter(|_| config.layers[layer].has_experts) {
+                Some(experts) => {
+                    let own = self.experts.tensors(&experts, hidden).into_iter();
+                    tensors.extend(own.map(|(name, shape)| (self.in_layer(layer, &name), shape)));
                 }
-                push(self.down, &[hidden, intermediate_size], config.mlp_bias);
-                continue;
-            };
-            let ExpertNames { router, each, gate_up: [gate, up], down } = self.experts;
-            push(router, &[num_experts, hidden], false);
-            let shapes = [
-                (gate, [intermediate_size, hidden]),
-                (up, [intermediate_size, hidden]),
-                (down, [hidden, intermediate_size]),
-            ];
-            for (stem, [rows, cols]) in shapes {
-                let all = [num_experts, rows, cols];
-                let shape = if each.is_some() { &all[1..] } else { &all };
-                for stem in self.experts.stems(stem, num_experts) {
-                    push(&stem, shape, false);
+                None => {
+                    for (stem, rows) in stacked(self.gate_up, &[intermediate_size; 2]) {
+                        push(stem, &[rows, hidden], config.mlp_bias);
+                    }
+                    push(self.down, &[hidden, intermediate_size], config.mlp_bias);
                 }
+            }
+            if config.has_sinks {
+                tensors.push((self.in_layer(layer, self.sinks), vec![config.num_heads]));
             }
         }
         tensors.push((format!("{}.weight", self.final_norm), vec![hidden]));
@@ -160,15 +149,11 @@ const HF: Names = Names {
     q_norm: "self_attn.q_norm",
     k_norm: "self_attn.k_norm",
     attention_out: "self_attn.o_proj",
+    sinks: "self_attn.sinks",
     mlp_norm: "post_attention_layernorm",
     gate_up: &["mlp.gate_proj", "mlp.up_proj"],
     down: "mlp.down_proj",
-    experts: ExpertNames {
-        router: "mlp.gate",
-        each: Some("mlp.experts."),
-        gate_up: ["gate_proj", "up_proj"],
-        down: "down_proj",
-    },
+    experts: HF_EXPERTS,
     interleaved_rope: false,
 };
 
@@ -177,15 +162,37 @@ const HF_BARE: Names =
 
 const HF_LLAMA: [Names; 2] = [HF, HF_BARE];
 
-const HF_MIXTRAL: [Names; 2] = [mixtral(HF), mixtral(HF_BARE)];
+/// The experts as published, and as transformers 5 has them in memory.
+const HF_MOE: [Names; 4] = [
+    HF,
+    HF_BARE,
+    with_experts(HF, HF_EXPERTS.gate_then_up()),
+    with_experts(HF_BARE, HF_EXPERTS.gate_then_up()),
+];
 
-const fn mixtral(names: Names) -> Names {
-    let experts = ExpertNames {
-        router: "block_sparse_moe.gate",
-        each: Some("block_sparse_moe.experts."),
-        gate_up: ["w1", "w3"],
-        down: "w2",
-    };
+const HF_MIXTRAL: [Names; 4] = [
+    with_experts(HF, MIXTRAL_EXPERTS),
+    with_experts(HF_BARE, MIXTRAL_EXPERTS),
+    with_experts(HF, HF_EXPERTS.gate_then_up()),
+    with_experts(HF_BARE, HF_EXPERTS.gate_then_up()),
+];
+
+/// In 16 bits, and in MXFP4.
+const HF_GPT_OSS: [Names; 4] = [
+    with_experts(HF, OPENAI_EXPERTS[0]),
+    with_experts(HF_BARE, OPENAI_EXPERTS[0]),
+    with_experts(HF, OPENAI_EXPERTS[1]),
+    with_experts(HF_BARE, OPENAI_EXPERTS[1]),
+];
+
+const HF_GRANITE_MOE: [Names; 4] = [
+    with_experts(HF, GRANITE_EXPERTS[0]),
+    with_experts(HF_BARE, GRANITE_EXPERTS[0]),
+    with_experts(HF, GRANITE_EXPERTS[1]),
+    with_experts(HF_BARE, GRANITE_EXPERTS[1]),
+];
+
+const fn with_experts(names: Names, experts: ExpertNames) -> Names {
     Names { experts, ..names }
 }
 
@@ -235,15 +242,11 @@ const GGUF: Names = Names {
     q_norm: "attn_q_norm",
     k_norm: "attn_k_norm",
     attention_out: "attn_output",
+    sinks: "attn_sinks.weight",
     mlp_norm: "ffn_norm",
     gate_up: &["ffn_gate", "ffn_up"],
     down: "ffn_down",
-    experts: ExpertNames {
-        router: "ffn_gate_inp",
-        each: None,
-        gate_up: ["ffn_gate_exps", "ffn_up_exps"],
-        down: "ffn_down_exps",
-    },
+    experts: GGUF_EXPERTS,
     interleaved_rope: false,
 };
 
@@ -254,3 +257,6 @@ const GGUF_OLMO: Names =
 
 /// `ffn_up` holds the gate's rows, then those of up.
 const GGUF_PHI3: Names = Names { qkv: &["attn_qkv"], gate_up: &["ffn_up"], ..GGUF };
+
+/// The norm of the MLP is called by what it comes after.
+const GGUF_POST_NORM: Names = Names { mlp_norm: "post_attention_norm", ..GGUF };

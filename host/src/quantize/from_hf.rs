@@ -7,7 +7,10 @@ use std::path::Path;
 use super::QuantizeError;
 use super::source::{Data, Source, Tensor};
 use crate::loaded::Model;
-use crate::model::{Config, Family, LayerConfig, Names, Rope, RopeScaling, yarn_attention_factor};
+use crate::model::{
+    Config, ExpertScores, Experts, Family, LayerConfig, Names, Rope, RopeScaling,
+    yarn_attention_factor,
+};
 use crate::text::gguf_tokenizer;
 use crate::weights::TensorEntry;
 use crate::weights::gguf::{Metadata, Value};
@@ -51,12 +54,19 @@ fn architecture(family: Family) -> &'static str {
         Family::SmolLm3 => "smollm3",
         Family::Olmo2 | Family::Olmo3 => "olmo2",
         Family::Ministral3 => "mistral3",
+        Family::GptOss => "gpt-oss",
+        Family::Glm4Moe => "glm4moe",
+        Family::GraniteMoe => "granitemoe",
     }
 }
 
 /// The metadata that follows from the configuration.
 pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeError> {
-    if config.activation != Activation::Silu {
+    let known = match config.family {
+        Family::GptOss => Activation::SwigluOai,
+        _ => Activation::Silu,
+    };
+    if config.activation != known {
         return Err(QuantizeError::NoKey("an activation other than silu"));
     }
     let architecture = architecture(config.family);
@@ -98,21 +108,43 @@ fn sizes(config: &Config) -> Vec<(&'static str, Value)> {
 
 fn experts(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
     let Some(experts) = config.experts else { return Ok(Vec::new()) };
-    if !experts.normalise {
+    if !experts.normalise && experts.scores == ExpertScores::Softmax {
         return Err(QuantizeError::NoKey("weights of experts that do not add up to 1"));
     }
-    let mut pairs = vec![
+    Ok(expert_keys(config, &experts))
+}
+
+fn expert_keys(config: &Config, experts: &Experts) -> Vec<(&'static str, Value)> {
+    let mut keys = vec![
         ("expert_count", u32_value(experts.num_experts)),
         ("expert_used_count", u32_value(experts.top_k)),
     ];
-    if config.family == Family::Qwen3Moe {
-        pairs.push(("expert_feed_forward_length", u32_value(config.intermediate_size)));
+    if config.family != Family::Mixtral {
+        keys.push(("expert_feed_forward_length", u32_value(experts.intermediate_size)));
     }
-    Ok(pairs)
+    if let (Family::Glm4Moe, ExpertScores::Sigmoid { groups }) = (config.family, experts.scores) {
+        let dense = config.layers.iter().take_while(|layer| !layer.has_experts).count();
+        let num_shared = experts.shared_intermediate_size.unwrap_or(0) / experts.intermediate_size;
+        keys.extend([
+            ("leading_dense_block_count", u32_value(dense)),
+            ("expert_shared_count", u32_value(num_shared)),
+            // llama.cpp's number of sigmoids.
+            ("expert_gating_func", Value::U32(2)),
+            ("expert_weights_norm", Value::Bool(experts.normalise)),
+            ("expert_weights_scale", Value::F32(experts.scale as f32)),
+        ]);
+        keys.extend(groups.into_iter().flat_map(|groups| {
+            [
+                ("expert_group_count", u32_value(groups.count)),
+                ("expert_group_used_count", u32_value(groups.top_k)),
+            ]
+        }));
+    }
+    keys
 }
 
-/// The sliding window, if the model has one: the same in every layer, or in those of OLMo that a list
-/// names.
+/// The sliding window, if the model has one: the same in every layer, or in those of OLMo and gpt-oss
+/// that a list names.
 fn windows(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
     const WINDOW: &str = "attention.sliding_window";
     let of_layers = || config.layers.iter().map(|layer| layer.window);
@@ -123,7 +155,7 @@ fn windows(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError>
     };
     let differ = of_layers().any(|other| other != Some(window));
     match config.family {
-        Family::Olmo2 | Family::Olmo3 => {
+        Family::Olmo2 | Family::Olmo3 | Family::GptOss => {
             let slides = of_layers().map(|window| Value::Bool(window.is_some())).collect();
             let pattern = "attention.sliding_window_pattern";
             Ok(vec![(WINDOW, u32_value(window)), (pattern, Value::Array(slides))])
@@ -138,7 +170,7 @@ fn windows(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError>
 fn factors(config: &Config) -> Vec<(&'static str, Value)> {
     let number = |number: f64| Value::F32(number as f32);
     let mut pairs = Vec::new();
-    if config.family == Family::Granite {
+    if matches!(config.family, Family::Granite | Family::GraniteMoe) {
         pairs.extend([
             ("attention.scale", number(config.softmax_scale)),
             ("embedding_scale", number(config.embedding_multiplier)),
@@ -193,8 +225,8 @@ fn rope(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
         RopeScaling::Linear { factor } => {
             pairs.extend([("scaling.type", text("linear")), ("scaling.factor", number(*factor))])
         }
-        RopeScaling::Yarn { truncate: false, .. } => {
-            return Err(QuantizeError::NoKey("YaRN without `truncate`"));
+        RopeScaling::Yarn { truncate, .. } if *truncate == (config.family == Family::GptOss) => {
+            return Err(QuantizeError::NoKey("YaRN with another `truncate` than its family's"));
         }
         RopeScaling::Yarn {
             factor,

@@ -29,7 +29,7 @@ const TASK_RUNS: usize = 1 << 12;
 pub fn random_tensors(config: &Config, mix: Option<Mix>) -> Vec<TensorDescription> {
     let names = match mix {
         Some(_) => Names::gguf(config.family),
-        None => Names::hugging_face(config.family, |_| false),
+        None => Names::hugging_face(config, |_| false),
     };
     let tensors = names.tensors(config);
     let dtypes = match mix {

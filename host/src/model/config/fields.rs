@@ -139,6 +139,16 @@ impl<'a> Fields<'a> {
         )
     }
 
+    /// A list of whole numbers.
+    pub fn counts(&self, field: &str) -> Result<Option<Vec<usize>>, ConfigError> {
+        let count = |item: &Value| usize::try_from(item.as_u64()?).ok();
+        self.read(
+            field,
+            || "a list of whole numbers".into(),
+            |value| value.as_array()?.iter().map(count).collect(),
+        )
+    }
+
     pub fn required_numbers(&self, field: &str) -> Result<Vec<f32>, ConfigError> {
         let expected = || "a list of numbers".into();
         let numbers = self.read(field, expected, |value| {

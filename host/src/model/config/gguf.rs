@@ -6,8 +6,8 @@
 use super::fields::{Fields, POSITIVE};
 use super::hf_layers::{every_but_last_of, index_of};
 use super::{
-    Config, ConfigError, Experts, Family, LayerConfig, MULTIPLIER, NormPlacement, QkNorm,
-    QueryScaling, range,
+    Config, ConfigError, Family, LayerConfig, MULTIPLIER, NormPlacement, QkNorm, QueryScaling,
+    gguf_experts, range,
 };
 use crate::model::names::Names;
 use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
@@ -47,7 +47,7 @@ impl Config {
         let family = Family::from_name(&architecture)?;
         let names = Names::gguf(family);
         let fields = Fields::gguf(metadata, &architecture);
-        let experts = experts(&fields, family)?;
+        let experts = gguf_experts::experts(&fields, family)?;
 
         let num_heads = fields.required_count("attention.head_count", range::NUM_HEADS)?;
         let hidden_size = fields.required_count("embedding_length", range::HIDDEN_SIZE)?;
@@ -61,25 +61,27 @@ impl Config {
             return Err(fields.invalid("attention.value_length", expected));
         }
         let max_position_embeddings = fields.required_count("context_length", range::POSITIONS)?;
-        let rope = rope(&fields, tensors, head_dim, max_position_embeddings)?;
+        let rope = rope(&fields, family, tensors, head_dim, max_position_embeddings)?;
         let query_scaling = query_scaling(&fields, family, max_position_embeddings)?;
         let (layers, ropes) = layers(&fields, family, &rope)?;
         let multiplier = |key| multiplier(&fields, family, key);
-        let has_bias =
-            |stem: &str| tensors.shape(&format!("{}.bias", names.in_layer(0, stem))).is_some();
+        let has = |name: String| tensors.shape(&name).is_some();
+        let has_bias = |stem: &str| has(format!("{}.bias", names.in_layer(0, stem)));
+        let has_qk_norm = has(format!("{}.weight", names.in_layer(0, names.q_norm)));
+        let has_dense_layers = layers.iter().any(|layer| !layer.has_experts);
         Config {
             family,
             vocab_size: vocab_size(names, tensors)?,
             hidden_size,
-            intermediate_size: fields.required_count(
-                match family {
-                    Family::Qwen3Moe => "expert_feed_forward_length",
-                    _ => "feed_forward_length",
-                },
-                range::INTERMEDIATE_SIZE,
-            )?,
+            intermediate_size: match experts {
+                Some(experts) if !has_dense_layers => experts.intermediate_size,
+                _ => fields.required_count("feed_forward_length", range::INTERMEDIATE_SIZE)?,
+            },
             experts,
-            activation: Activation::Silu,
+            activation: match family {
+                Family::GptOss => Activation::SwigluOai,
+                _ => Activation::Silu,
+            },
             num_heads,
             num_kv_heads: fields
                 .count("attention.head_count_kv", range::NUM_HEADS)?
@@ -92,7 +94,8 @@ impl Config {
             qkv_bias: family == Family::Qwen2 || has_bias(names.qkv[0]),
             attention_out_bias: has_bias(names.attention_out),
             mlp_bias: experts.is_none() && has_bias(names.down),
-            qk_norm: QkNorm::of(family),
+            qk_norm: QkNorm::of(family, has_qk_norm),
+            has_sinks: family == Family::GptOss,
             norms: NormPlacement::of(family),
             embedding_multiplier: multiplier("embedding_scale")?.unwrap_or(1.0),
             residual_multiplier: multiplier("residual_scale")?.unwrap_or(1.0),
@@ -107,24 +110,9 @@ impl Config {
     }
 }
 
-/// The experts that are in every layer. llama.cpp knows by the architecture that the probabilities
-/// of the chosen ones are divided by their sum.
-fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>, ConfigError> {
-    const COUNT: &str = "expert_count";
-    let count = fields.count(COUNT, 0..=*range::NUM_EXPERTS.end())?.filter(|count| *count > 0);
-    let num_experts = match (count, family) {
-        (Some(count), Family::Llama | Family::Qwen3Moe) => count,
-        (None, Family::Qwen3Moe) => fields.required_count(COUNT, range::NUM_EXPERTS)?,
-        (None, _) => return Ok(None),
-        (Some(_), _) => return Err(fields.invalid(COUNT, "experts of this family are not known")),
-    };
-    let top_k = fields.required_count("expert_used_count", range::NUM_EXPERTS)?;
-    Ok(Some(Experts { num_experts, top_k, normalise: true }))
-}
-
 /// A factor of a family that has them; 0 stands for none.
 fn multiplier(fields: &Fields, family: Family, key: &str) -> Result<Option<f64>, ConfigError> {
-    if family != Family::Granite {
+    if !matches!(family, Family::Granite | Family::GraniteMoe) {
         return Ok(None);
     }
     let factor = fields.number(key, 0.0..=*MULTIPLIER.end())?.filter(|factor| *factor > 0.0);
@@ -158,23 +146,37 @@ fn layers(
     family: Family,
     rope: &Rope,
 ) -> Result<(Vec<LayerConfig>, Vec<Rope>), ConfigError> {
-    let num_layers = fields.required_count("block_count", range::NUM_LAYERS)?;
+    let num_layers = num_layers(fields, family)?;
     let window = match family {
-        Family::Llama | Family::Mistral | Family::Phi3 | Family::Olmo2 | Family::Olmo3 => {
+        Family::Llama
+        | Family::Mistral
+        | Family::Phi3
+        | Family::Olmo2
+        | Family::Olmo3
+        | Family::GptOss => {
             fields.count("attention.sliding_window", 0..=*range::POSITIONS.end())?
         }
         _ => None,
     };
+    let experts = gguf_experts::layers(fields, family, num_layers)?;
     let window = window.filter(|window| *window > 0);
     let is_olmo = matches!(family, Family::Olmo2 | Family::Olmo3);
-    let slides = match is_olmo && window.is_some() {
-        true => sliding_layers(fields, num_layers)?,
-        false => vec![true; num_layers],
+    // Of those that do not say, llama.cpp knows the period by the architecture.
+    let period = match family {
+        Family::Olmo2 | Family::Olmo3 => Some(4),
+        Family::GptOss => Some(2),
+        _ => None,
+    };
+    let slides = match period.filter(|_| window.is_some()) {
+        Some(period) => sliding_layers(fields, period, num_layers)?,
+        None => vec![true; num_layers],
     };
     let rotates = match family {
         // llama.cpp knows them by the architecture.
         Family::SmolLm3 => every_but_last_of(4, num_layers),
-        Family::Granite => vec![fields.flag("rope.scaling.finetuned", true)?; num_layers],
+        Family::Granite | Family::GraniteMoe => {
+            vec![fields.flag("rope.scaling.finetuned", true)?; num_layers]
+        }
         _ => vec![true; num_layers],
     };
     let sliding = match is_olmo {
@@ -185,17 +187,34 @@ fn layers(
         false => rope.clone(),
     };
     let mut ropes = Vec::new();
-    let layer = |(slides, rotates): (bool, bool)| {
+    let layer = |((slides, rotates), has_experts): ((bool, bool), bool)| {
         let window = window.filter(|_| slides);
         let rope = if window.is_some() { &sliding } else { rope };
-        LayerConfig { window, rope: rotates.then(|| index_of(&mut ropes, rope)) }
+        let rope = rotates.then(|| index_of(&mut ropes, rope));
+        LayerConfig { window, rope, has_experts }
     };
-    let layers = slides.into_iter().zip(rotates).map(layer).collect();
+    let layers = slides.into_iter().zip(rotates).zip(experts).map(layer).collect();
     Ok((layers, ropes))
 }
 
+/// Layers of the decoder: after them a file may have some that predict further tokens.
+fn num_layers(fields: &Fields, family: Family) -> Result<usize, ConfigError> {
+    const NEXTN: &str = "nextn_predict_layers";
+    let num_blocks = fields.required_count("block_count", range::NUM_LAYERS)?;
+    let further = match family {
+        Family::Glm4Moe => fields.count(NEXTN, 0..=usize::MAX)?.unwrap_or(0),
+        _ => 0,
+    };
+    let num_layers = num_blocks.checked_sub(further).filter(|num_layers| *num_layers > 0);
+    num_layers.ok_or_else(|| fields.invalid(NEXTN, format!("there are {num_blocks} layers in all")))
+}
+
 /// Which layers have a window: a list, or the period of those that have none.
-fn sliding_layers(fields: &Fields, num_layers: usize) -> Result<Vec<bool>, ConfigError> {
+fn sliding_layers(
+    fields: &Fields,
+    period: usize,
+    num_layers: usize,
+) -> Result<Vec<bool>, ConfigError> {
     const KEY: &str = "attention.sliding_window_pattern";
     if let Ok(Some(period)) = fields.count(KEY, 1..=usize::MAX) {
         return Ok(every_but_last_of(period, num_layers));
@@ -203,7 +222,7 @@ fn sliding_layers(fields: &Fields, num_layers: usize) -> Result<Vec<bool>, Confi
     match fields.flags(KEY)? {
         Some(flags) if flags.len() == num_layers => Ok(flags),
         Some(_) => Err(fields.invalid(KEY, format!("{num_layers} layers are needed"))),
-        None => Ok(every_but_last_of(4, num_layers)),
+        None => Ok(every_but_last_of(period, num_layers)),
     }
 }
 
@@ -229,6 +248,7 @@ fn vocab_size(names: &Names, tensors: &impl Tensors) -> Result<usize, ConfigErro
 
 fn rope(
     fields: &Fields,
+    family: Family,
     tensors: &impl Tensors,
     head_dim: usize,
     max_position_embeddings: usize,
@@ -257,14 +277,14 @@ fn rope(
             original_max_position_embeddings: original,
         }
     } else {
-        scaling(fields, original)?
+        scaling(fields, family, original)?
     };
     let theta = fields.number("rope.freq_base", super::THETA)?.unwrap_or(10_000.0);
     Ok(Rope { theta, rotary_dim, scaling })
 }
 
 /// The scaling that metadata alone describe.
-fn scaling(fields: &Fields, original: usize) -> Result<RopeScaling, ConfigError> {
+fn scaling(fields: &Fields, family: Family, original: usize) -> Result<RopeScaling, ConfigError> {
     const TYPE: &str = "rope.scaling.type";
     let factor = match fields.number("rope.scaling.factor", 0.0..=*POSITIVE.end())? {
         Some(factor) => Some(factor),
@@ -285,7 +305,8 @@ fn scaling(fields: &Fields, original: usize) -> Result<RopeScaling, ConfigError>
                     * yarn_attention_factor(factor, 1.0, log_multiplier.unwrap_or(0.0)),
                 beta_fast: beta("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
                 beta_slow: beta("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                truncate: true,
+                // No key says so of gpt-oss.
+                truncate: family != Family::GptOss,
                 original_max_position_embeddings: original,
             })
         }

@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, POSITIVE};
 use super::{
-    Config, ConfigError, Experts, Family, MULTIPLIER, NormPlacement, QkNorm, hf_layers, range,
+    Config, ConfigError, Family, MULTIPLIER, NormPlacement, QkNorm, hf_experts, hf_layers, range,
     rope_hf,
 };
 use gpu_types::Activation;
@@ -29,7 +29,16 @@ impl Defaults {
             tie_word_embeddings: false,
         };
         match family {
-            Family::Llama | Family::Granite => BASE,
+            Family::Llama | Family::Granite | Family::GraniteMoe => BASE,
+            Family::GptOss => Defaults {
+                num_kv_heads: Some(8),
+                head_dim: Some(64),
+                rms_norm_eps: 1e-5,
+                sliding_window: Some(128),
+                rope_theta: 150_000.0,
+                ..BASE
+            },
+            Family::Glm4Moe => Defaults { num_kv_heads: Some(8), rms_norm_eps: 1e-5, ..BASE },
             Family::Mistral => {
                 Defaults { num_kv_heads: Some(8), sliding_window: Some(4096), ..BASE }
             }
@@ -72,7 +81,7 @@ impl Defaults {
 }
 
 /// Families whose attention, or MLP, has a bias if config.json says so.
-const ATTENTION_BIAS: [Family; 7] = [
+const ATTENTION_BIAS: [Family; 10] = [
     Family::Llama,
     Family::Qwen3,
     Family::Qwen3Moe,
@@ -80,6 +89,9 @@ const ATTENTION_BIAS: [Family; 7] = [
     Family::SmolLm3,
     Family::Olmo2,
     Family::Olmo3,
+    Family::GptOss,
+    Family::Glm4Moe,
+    Family::GraniteMoe,
 ];
 const MLP_BIAS: [Family; 3] = [Family::Llama, Family::Granite, Family::SmolLm3];
 
@@ -122,20 +134,33 @@ impl Config {
             })?,
             None => Activation::Silu,
         };
+        let activation = match family {
+            Family::GptOss => swiglu(&fields, activation)?,
+            _ => activation,
+        };
         let has_bias = |field, families: &[Family]| match families.contains(&family) {
-            true => fields.flag(field, false),
+            true => fields.flag(field, family == Family::GptOss),
             false => Ok(false),
         };
         let attention_bias = has_bias("attention_bias", &ATTENTION_BIAS)?;
+        let says_qk_norm = family == Family::Glm4Moe && fields.flag("use_qk_norm", false)?;
         let max_position_embeddings =
             fields.required_count("max_position_embeddings", range::POSITIONS)?;
         let default_rope = rope_hf::Defaults { theta: defaults.rope_theta, head_dim };
         let rope = rope_hf::rope(&fields, family, default_rope, max_position_embeddings)?;
         let (layers, ropes) =
             hf_layers::layers(&fields, family, defaults.sliding_window, &rope.of_type)?;
+        let experts = hf_experts::experts(&fields, family)?;
+        let has_dense_layers = layers.iter().any(|layer| !layer.has_experts);
+        let intermediate_size = match experts {
+            Some(experts) if !has_dense_layers => experts.intermediate_size,
+            _ => fields.required_count("intermediate_size", range::INTERMEDIATE_SIZE)?,
+        };
         // transformers' class has 1 for each of them.
         let multiplier = |field| match family {
-            Family::Granite => fields.number(field, MULTIPLIER).map(|factor| factor.unwrap_or(1.0)),
+            Family::Granite | Family::GraniteMoe => {
+                fields.number(field, MULTIPLIER).map(|factor| factor.unwrap_or(1.0))
+            }
             _ => Ok(1.0),
         };
         let default = defaults.tie_word_embeddings || nested.is_some();
@@ -144,14 +169,8 @@ impl Config {
             family,
             vocab_size: fields.required_count("vocab_size", range::VOCAB_SIZE)?,
             hidden_size,
-            intermediate_size: fields.required_count(
-                match family {
-                    Family::Qwen3Moe => "moe_intermediate_size",
-                    _ => "intermediate_size",
-                },
-                range::INTERMEDIATE_SIZE,
-            )?,
-            experts: experts(&fields, family)?,
+            intermediate_size,
+            experts,
             activation,
             num_heads,
             num_kv_heads,
@@ -161,14 +180,15 @@ impl Config {
                 as f32,
             tie_word_embeddings: fields.flag("tie_word_embeddings", tied)?,
             qkv_bias: family == Family::Qwen2 || attention_bias,
-            attention_out_bias: attention_bias,
+            attention_out_bias: attention_bias && family != Family::Glm4Moe,
             mlp_bias: has_bias("mlp_bias", &MLP_BIAS)?,
-            qk_norm: QkNorm::of(family),
+            qk_norm: QkNorm::of(family, says_qk_norm),
             norms: NormPlacement::of(family),
             embedding_multiplier: multiplier("embedding_multiplier")?,
             residual_multiplier: multiplier("residual_multiplier")?,
+            has_sinks: family == Family::GptOss,
             softmax_scale: match family {
-                Family::Granite => multiplier("attention_multiplier")?,
+                Family::Granite | Family::GraniteMoe => multiplier("attention_multiplier")?,
                 _ => (head_dim as f64).powf(-0.5),
             },
             logits_scaling: multiplier("logits_scaling")?,
@@ -180,27 +200,18 @@ impl Config {
     }
 }
 
-/// The experts that are in every layer.
-fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>, ConfigError> {
-    let num_experts = match family {
-        Family::Qwen3Moe if !fields.has("num_local_experts") => "num_experts",
-        // As transformers 5 saves both.
-        Family::Qwen3Moe | Family::Mixtral => "num_local_experts",
-        _ => return Ok(None),
-    };
-    if family == Family::Qwen3Moe {
-        let step = fields.count("decoder_sparse_step", 0..=usize::MAX)?.unwrap_or(1);
-        if step != 1 {
-            return Err(fields.invalid("decoder_sparse_step", "experts in every layer: 1"));
-        }
-        if fields.flags("mlp_only_layers")?.is_some_and(|layers| !layers.is_empty()) {
-            return Err(fields.invalid("mlp_only_layers", "experts in every layer: an empty list"));
+/// The gate of gpt-oss, which its class computes with constants whatever config.json says.
+fn swiglu(fields: &Fields, activation: Activation) -> Result<Activation, ConfigError> {
+    if activation != Activation::Silu {
+        return Err(fields.invalid("hidden_act", "gpt-oss gates with silu"));
+    }
+    for (field, constant) in
+        [("swiglu_limit", Activation::SWIGLU_LIMIT), ("swiglu_alpha", Activation::SWIGLU_ALPHA)]
+    {
+        let number = fields.number(field, POSITIVE)?;
+        if number.is_some_and(|number| number as f32 != constant) {
+            return Err(fields.invalid(field, format!("gpt-oss has {constant}")));
         }
     }
-    Ok(Some(Experts {
-        num_experts: fields.required_count(num_experts, range::NUM_EXPERTS)?,
-        top_k: fields.required_count("num_experts_per_tok", range::NUM_EXPERTS)?,
-        // transformers' class of Qwen3 MoE has false, which no published model takes.
-        normalise: family == Family::Mixtral || fields.flag("norm_topk_prob", false)?,
-    }))
+    Ok(Activation::SwigluOai)
 }

@@ -2,7 +2,7 @@
 
 use super::fields::Fields;
 use super::rope_hf::RopeOfType;
-use super::{ConfigError, Family, LayerConfig, range};
+use super::{ConfigError, Family, LayerConfig, hf_experts, range};
 use crate::model::rope::Rope;
 
 /// Every layer, and the rotary embeddings that they use.
@@ -15,12 +15,14 @@ pub(super) fn layers(
     let num_layers = fields.required_count("num_hidden_layers", range::NUM_LAYERS)?;
     let rotates = rotates(fields, family, num_layers)?;
     let windows = windows(fields, family, default_window, &rotates)?;
+    let experts = hf_experts::layers(fields, family, num_layers)?;
     let mut ropes = Vec::new();
-    let mut layer = |(window, rotates): (Option<usize>, bool)| {
+    let mut layer = |((window, rotates), has_experts): ((Option<usize>, bool), bool)| {
         let rope = if window.is_some() { &of_type.sliding } else { &of_type.full };
-        LayerConfig { window, rope: rotates.then(|| index_of(&mut ropes, rope)) }
+        let rope = rotates.then(|| index_of(&mut ropes, rope));
+        LayerConfig { window, rope, has_experts }
     };
-    let layers = windows.into_iter().zip(rotates).map(&mut layer).collect();
+    let layers = windows.into_iter().zip(rotates).zip(experts).map(&mut layer).collect();
     Ok((layers, ropes))
 }
 
@@ -66,10 +68,15 @@ fn windows(
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let num_layers = rotates.len();
     let in_use = match family {
-        Family::Llama | Family::Granite | Family::Olmo2 => false,
-        Family::Mistral | Family::Mixtral | Family::Phi3 | Family::Olmo3 | Family::Ministral3 => {
-            true
+        Family::Llama | Family::Granite | Family::GraniteMoe | Family::Glm4Moe | Family::Olmo2 => {
+            false
         }
+        Family::Mistral
+        | Family::Mixtral
+        | Family::Phi3
+        | Family::Olmo3
+        | Family::Ministral3
+        | Family::GptOss => true,
         Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::SmolLm3 => {
             fields.flag("use_sliding_window", false)?
         }
@@ -83,9 +90,12 @@ fn windows(
     // With this field transformers takes Mistral for Ministral, whose layers differ; the others do
     // not read it.
     let layer_types = match family {
-        Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 | Family::Olmo3 => {
-            fields.texts("layer_types")?
-        }
+        Family::Mistral
+        | Family::Qwen2
+        | Family::Qwen3
+        | Family::SmolLm3
+        | Family::Olmo3
+        | Family::GptOss => fields.texts("layer_types")?,
         _ => None,
     };
     let Some(layer_types) = layer_types else {
@@ -96,6 +106,7 @@ fn windows(
             }
             Family::SmolLm3 => rotates.iter().map(|rotates| !rotates).collect(),
             Family::Olmo3 => every_but_last_of(4, num_layers),
+            Family::GptOss => every_but_last_of(2, num_layers),
             _ => vec![true; num_layers],
         };
         return Ok(slides.into_iter().map(|slides| window.filter(|_| slides)).collect());

@@ -2,14 +2,16 @@
 
 mod fields;
 mod gguf;
+mod gguf_experts;
 mod hf;
+mod hf_experts;
 mod hf_layers;
 mod layer;
 mod rope_hf;
 #[cfg(test)]
 mod tests;
 
-pub use layer::{Experts, LayerConfig, NormPlacement, QkNorm};
+pub use layer::{ExpertScores, Experts, LayerConfig, NormPlacement, QkNorm};
 
 use super::rope::{QueryScaling, Rope, RopeScaling};
 use crate::weights::WeightsError;
@@ -32,11 +34,14 @@ pub enum Family {
     Olmo2,
     Olmo3,
     Ministral3,
+    GptOss,
+    Glm4Moe,
+    GraniteMoe,
 }
 
 impl Family {
     /// Every family, by the names that `model_type` and `general.architecture` have for it.
-    pub const ALL: [(&'static str, Family); 14] = [
+    pub const ALL: [(&'static str, Family); 19] = [
         ("llama", Family::Llama),
         ("mistral", Family::Mistral),
         ("qwen2", Family::Qwen2),
@@ -54,6 +59,11 @@ impl Family {
         ("ministral3", Family::Ministral3),
         // As GGUF calls it.
         ("mistral3", Family::Ministral3),
+        ("gpt_oss", Family::GptOss),
+        ("gpt-oss", Family::GptOss),
+        ("glm4_moe", Family::Glm4Moe),
+        ("glm4moe", Family::Glm4Moe),
+        ("granitemoe", Family::GraniteMoe),
     ];
 
     /// The family called `name`.
@@ -78,9 +88,9 @@ pub struct Config {
     pub vocab_size: usize,
     /// Elements of the residual stream.
     pub hidden_size: usize,
-    /// Elements between gate/up and down, of each expert where there are some.
+    /// Elements between gate/up and down of layers without experts.
     pub intermediate_size: usize,
-    /// The experts, of a mixture.
+    /// The experts of the layers that have some.
     pub experts: Option<Experts>,
     /// What the gate goes through.
     pub activation: Activation,
@@ -100,7 +110,7 @@ pub struct Config {
     pub qkv_bias: bool,
     /// Whether attention's output projection has a bias.
     pub attention_out_bias: bool,
-    /// Whether gate, up and down have a bias.
+    /// Whether gate, up and down of layers without experts have a bias.
     pub mlp_bias: bool,
     /// How Q and K are normalised before RoPE, if they are.
     pub qk_norm: Option<QkNorm>,
@@ -111,6 +121,8 @@ pub struct Config {
     /// Multiplies what attention and MLP add to the residual stream; 1 unless the norms are before
     /// them.
     pub residual_multiplier: f64,
+    /// Whether each query head has a sink: a score without a key.
+    pub has_sinks: bool,
     /// Multiplies the scores of attention.
     pub softmax_scale: f64,
     /// Divides the logits.
@@ -130,6 +142,11 @@ impl Config {
     /// The largest context: positions beyond are no longer exact in f32.
     pub const MAX_POSITIONS: usize = 1 << 24;
 
+    /// Whether a layer has no experts.
+    pub fn has_dense_layers(&self) -> bool {
+        self.layers.iter().any(|layer| !layer.has_experts)
+    }
+
     /// Layers.
     pub fn num_layers(&self) -> usize {
         self.layers.len()
@@ -144,14 +161,7 @@ impl Config {
             num_kv_heads.to_string(),
             &format!("it must divide the {num_heads} query heads"),
         )?;
-        if let Some(Experts { num_experts, top_k, .. }) = self.experts {
-            must(
-                top_k <= num_experts,
-                "num_experts_per_tok",
-                top_k.to_string(),
-                &format!("there are {num_experts} experts"),
-            )?;
-        }
+        self.experts.as_ref().map_or(Ok(()), Experts::check)?;
         must(
             head_dim.is_multiple_of(2) && (2..=Self::MAX_HEAD_DIM).contains(&head_dim),
             "head_dim",
@@ -171,7 +181,7 @@ impl Config {
             &format!("they must be even, from 2 to head_dim ({head_dim})"),
         )?;
         must(
-            rotary_dim == head_dim || self.family == Family::Phi3,
+            rotary_dim == head_dim || matches!(self.family, Family::Phi3 | Family::Glm4Moe),
             "rotary dimensions",
             rotary_dim.to_string(),
             &format!("this family rotates whole heads ({head_dim})"),

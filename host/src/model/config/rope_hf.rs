@@ -47,7 +47,7 @@ pub(super) fn rope(
     let reader =
         |parameters| Reader { config, parameters, family, default, max_position_embeddings };
     // Its class has a scaling for want of another; no published model relies on it.
-    if family == Family::Ministral3 && parameters.is_none() {
+    if matches!(family, Family::Ministral3 | Family::GptOss) && parameters.is_none() {
         return Err(ConfigError::Missing { field: "rope_parameters".into() });
     }
     let query_scaling = reader(parameters).query_scaling()?;
@@ -91,10 +91,12 @@ impl Reader<'_> {
     fn rope(&self) -> Result<Rope, ConfigError> {
         let theta = self.either("rope_theta", THETA)?.unwrap_or(self.default.theta);
         let scaling = self.scaling()?;
-        let part = self.either("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(1.0);
-        // Unscaled frequencies are a matter of each family in transformers, and Phi-3 alone reads
-        // it for them.
-        let is_read = self.family == Family::Phi3 || scaling != RopeScaling::None;
+        let default = if self.family == Family::Glm4Moe { 0.5 } else { 1.0 };
+        let part = self.either("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(default);
+        // Unscaled frequencies are a matter of each family in transformers, and these alone read it
+        // for them.
+        let reads = matches!(self.family, Family::Phi3 | Family::Glm4Moe);
+        let is_read = reads || scaling != RopeScaling::None;
         let head_dim = self.default.head_dim;
         let rotary_dim = if is_read { (head_dim as f64 * part) as usize } else { head_dim };
         Ok(Rope { theta, rotary_dim, scaling })

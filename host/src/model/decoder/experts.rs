@@ -1,11 +1,21 @@
 //! The layers of a mixture of experts: a router, and the MLPs of a token's experts.
 
 use super::{Planner, cols_of, part, rows_of};
-use crate::model::Experts;
+use crate::model::names::{ExpertForm, ExpertNames};
+use crate::model::{ExpertScores, Experts};
 use crate::plan::{
-    Dtype, ExpertLinear, Linear, Op, PlanBuilder, Route, Rows, Scores, View, WeightId, WeightPart,
-    WeightSlice,
+    Dtype, ExpertLinear, Linear, Op, PartTransform, PlanBuilder, Route, Rows, Scores, View,
+    WeightId, WeightPart,
 };
+use std::ops::Range;
+
+/// A matrix of an expert.
+#[derive(Clone, Copy, PartialEq)]
+enum Matrix {
+    Gate,
+    Up,
+    Down,
+}
 
 impl Planner<'_> {
     /// The sum over a token's experts of what their MLPs make of `x`, weighted.
@@ -16,103 +26,183 @@ impl Planner<'_> {
         x: View,
         width: usize,
     ) -> View {
-        let Experts { num_experts, top_k, normalise } = experts;
-        let (config, names) = (self.config, &self.names.experts);
-        let (columns, of) = (self.shares.columns.clone(), config.intermediate_size);
+        let Experts { num_experts, top_k, .. } = experts;
+        let columns = self.shares.expert_columns.clone();
         let label = |what: &str| format!("layers.{layer}.{what}");
-        let activation = |builder: &mut PlanBuilder, what: &str, width, dtype| {
-            builder.activation(label(what), Rows::Tokens, width, dtype)
+        let [chosen, weights] = self.route(layer, experts, x);
+        let of_matrix = |planner: &mut Self, what: &str, matrix, x: View, weights, out| {
+            let cols = if matrix == Matrix::Down { columns.len() } else { x.width };
+            let parts = planner.expert_parts(layer, &experts, matrix, width);
+            let weight = planner.expert_matrix(&label(what), parts, cols);
+            // Of the sums over all ranks the first has the bias.
+            let is_first = matrix != Matrix::Down || planner.shares.rank.index == 0;
+            let bias = (experts.bias && is_first).then(|| {
+                let parts = planner.expert_bias_parts(layer, &experts, matrix, width);
+                planner.whole_vector(&label(&format!("{what}_bias")), &parts)
+            });
+            let experts = chosen;
+            let op = ExpertLinear { x, experts, weight, bias, num_experts, weights, out };
+            planner.builder.op(Op::ExpertLinear(op));
         };
-
-        let logits = activation(&mut self.builder, "router", num_experts, Dtype::F32);
-        let router = part(self.names.in_layer(layer, names.router), num_experts);
-        // Not in blocks: what is lost here changes which experts compute.
-        let operand = self.precision.operand();
-        let router = self.stored(&label("router"), &[router], x.width, |_| operand);
-        let router = self.builder.weight(router);
-        self.builder.op(Op::Linear(Linear::new(x, router, logits)));
-        let chosen = activation(&mut self.builder, "experts", top_k, Dtype::U32);
-        let weights = activation(&mut self.builder, "expert_weights", top_k, Dtype::F32);
-        let (scores, scale) = (Scores::Softmax, 1.0);
-        self.builder.op(Op::Route(Route {
-            logits,
-            scores,
-            normalise,
-            scale,
-            experts: chosen,
-            weights,
-        }));
-
-        let of_experts = ExpertLinear {
-            x,
-            experts: chosen,
-            weight: router,
-            bias: None,
-            num_experts,
-            weights: None,
-            out: x,
-        };
-        let [gate, up] = ["expert_gate", "expert_up"].map(|what| {
-            let stem = names.gate_up[usize::from(what == "expert_up")];
-            let parts =
-                self.expert_parts(layer, stem, num_experts, of, |part| rows_of(part, &columns));
-            let weight = self.expert_matrix(&label(what), &parts, x.width);
-            let out = self.operand(&label(what), Rows::Tokens, top_k * columns.len());
-            self.builder.op(Op::ExpertLinear(ExpertLinear { weight, out, ..of_experts }));
-            out
-        });
-        let gated = self.operand(&label("gated"), Rows::Tokens, gate.width);
-        self.builder.op(Op::Gate { activation: config.activation, gate, up, out: gated });
-
-        let of_columns = |part| cols_of(part, (columns.start, of), columns.len());
-        let parts = self.expert_parts(layer, names.down, num_experts, width, of_columns);
-        let weight = self.expert_matrix(&label("expert_down"), &parts, columns.len());
+        let [gate, up] =
+            [("expert_gate", Matrix::Gate), ("expert_up", Matrix::Up)].map(|(what, matrix)| {
+                let out = self.operand(&label(what), Rows::Tokens, top_k * columns.len());
+                of_matrix(self, what, matrix, x, None, out);
+                out
+            });
+        let gated = self.operand(&label("expert_gated"), Rows::Tokens, gate.width);
+        self.builder.op(Op::Gate { activation: self.config.activation, gate, up, out: gated });
         let is_alone = self.shares.rank.is_alone();
-        let dtype = if is_alone { self.precision.residual() } else { operand };
-        let out = activation(&mut self.builder, "expert_down", width, dtype);
-        let weights = Some(weights);
-        let down = ExpertLinear { x: gated, weight, weights, out, ..of_experts };
-        self.builder.op(Op::ExpertLinear(down));
+        let dtype = if is_alone { self.precision.residual() } else { self.precision.operand() };
+        let out = activation(&mut self.builder, label("expert_down"), width, dtype);
+        of_matrix(self, "expert_down", Matrix::Down, gated, Some(weights), out);
         self.all_reduce(out);
         out
     }
 
-    /// What this rank has of the matrices called `stem`, of `rows` rows each, one on the other:
-    /// `share` takes it from one of them.
+    /// Each token's experts, and their weights.
+    fn route(&mut self, layer: usize, experts: Experts, x: View) -> [View; 2] {
+        let Experts { num_experts, top_k, normalise, scale, .. } = experts;
+        let (names, label) = (self.names, |what: &str| format!("layers.{layer}.{what}"));
+        let logits = activation(&mut self.builder, label("router"), num_experts, Dtype::F32);
+        let router = part(names.in_layer(layer, names.experts.router), num_experts);
+        // Not in blocks: what is lost here changes which experts compute.
+        let operand = self.precision.operand();
+        let weight =
+            self.stored(&label("router"), std::slice::from_ref(&router), x.width, |_| operand);
+        let weight = self.builder.weight(weight);
+        let bias = experts.bias.then(|| self.vector(&label("router_bias"), &[router], "bias"));
+        self.builder.op(Op::Linear(Linear { bias, ..Linear::new(x, weight, logits) }));
+        let scores = match experts.scores {
+            ExpertScores::Softmax => Scores::Softmax,
+            ExpertScores::Sigmoid { groups } => {
+                let bias = part(names.in_layer(layer, names.experts.score_bias), num_experts);
+                Scores::Sigmoid { bias: self.whole_vector(&label("score_bias"), &[bias]), groups }
+            }
+        };
+        let experts = activation(&mut self.builder, label("experts"), top_k, Dtype::U32);
+        let weights = activation(&mut self.builder, label("expert_weights"), top_k, Dtype::F32);
+        let scale = scale as f32;
+        self.builder.op(Op::Route(Route { logits, scores, normalise, scale, experts, weights }));
+        [experts, weights]
+    }
+
+    /// What this rank has of a matrix of all experts, one on the other.
     fn expert_parts(
         &self,
         layer: usize,
-        stem: &'static str,
-        num_experts: usize,
-        rows: usize,
-        share: impl Fn(WeightPart) -> WeightPart,
+        experts: &Experts,
+        matrix: Matrix,
+        hidden: usize,
     ) -> Vec<WeightPart> {
-        let stems = self.names.experts.stems(stem, num_experts);
-        let in_layer = |stem: &String| self.names.in_layer(layer, stem);
-        if self.names.experts.each.is_some() {
-            return stems.iter().map(|stem| share(part(in_layer(stem), rows))).collect();
-        }
-        // One tensor: what is taken from each expert's rows is taken from all of them.
-        let all = num_experts * rows;
-        let one = share(part(in_layer(&stems[0]), rows));
-        match one.slice {
-            WeightSlice::Rows { first, .. } => (0..num_experts)
-                .map(|expert| {
-                    let slice = WeightSlice::Rows { first: expert * rows + first, of: all };
-                    WeightPart { slice, ..one.clone() }
-                })
-                .collect(),
-            _ => vec![WeightPart { rows: all, ..one }],
+        let Experts { num_experts, intermediate_size: n, .. } = *experts;
+        let ExpertNames { form, suffixes: [suffix, _], .. } = self.names.experts;
+        let columns = &self.shares.expert_columns;
+        let (rows, of) =
+            if matrix == Matrix::Down { (0..hidden, hidden) } else { (columns.clone(), n) };
+        let share = |whole| match matrix {
+            Matrix::Down => cols_of(whole, (columns.start, n), columns.len()),
+            _ => rows_of(whole, columns),
+        };
+        let names = self.expert_tensors(layer, experts, matrix, suffix);
+        match form {
+            ExpertForm::Each(_) => names.iter().map(|name| share(part(name, of))).collect(),
+            ExpertForm::Transposed => {
+                let columns = |expert| {
+                    let (first, step, of) = match matrix {
+                        Matrix::Down => {
+                            ([expert * n + columns.start, 0], 1, [num_experts * n, hidden])
+                        }
+                        _ => {
+                            let col = 2 * columns.start + usize::from(matrix == Matrix::Up);
+                            ([expert * hidden, col], 2, [num_experts * hidden, 2 * n])
+                        }
+                    };
+                    let transform = PartTransform::Columns { first, step, of };
+                    WeightPart { transform, ..part(&*names[0], rows.len()) }
+                };
+                (0..num_experts).map(columns).collect()
+            }
+            // One tensor: what is taken from each expert's rows is taken from all of them.
+            _ if matrix == Matrix::Down => vec![share(part(&*names[0], num_experts * hidden))],
+            _ => self.stack_parts(&names[0], &rows, experts, matrix),
         }
     }
 
+    /// What this rank has of a bias of all experts, one on the other.
+    fn expert_bias_parts(
+        &self,
+        layer: usize,
+        experts: &Experts,
+        matrix: Matrix,
+        hidden: usize,
+    ) -> Vec<WeightPart> {
+        let columns = &self.shares.expert_columns;
+        let ExpertNames { form, suffixes: [_, suffix], .. } = self.names.experts;
+        let names = self.expert_tensors(layer, experts, matrix, suffix);
+        match (form, matrix) {
+            (ExpertForm::Each(_), Matrix::Down) => {
+                names.iter().map(|name| part(name, hidden)).collect()
+            }
+            (ExpertForm::Each(_), _) => {
+                let of = experts.intermediate_size;
+                names.iter().map(|name| rows_of(part(name, of), columns)).collect()
+            }
+            (_, Matrix::Down) => vec![part(&*names[0], experts.num_experts * hidden)],
+            _ => self.stack_parts(&names[0], columns, experts, matrix),
+        }
+    }
+
+    /// `rows` of gate or up of each expert, of a tensor `name` with those of all.
+    fn stack_parts(
+        &self,
+        name: &str,
+        rows: &Range<usize>,
+        experts: &Experts,
+        matrix: Matrix,
+    ) -> Vec<WeightPart> {
+        let Experts { num_experts, intermediate_size: n, .. } = *experts;
+        let form = self.names.experts.form;
+        if form == ExpertForm::Stacks && *rows == (0..n) {
+            return vec![part(name, num_experts * n)];
+        }
+        let of_expert = |expert| {
+            let is_up = matrix == Matrix::Up;
+            let (slice, transform) = form.rows(rows, n, is_up, [expert, num_experts]);
+            WeightPart { slice, transform, ..part(name, rows.len()) }
+        };
+        (0..num_experts).map(of_expert).collect()
+    }
+
+    /// Whole names of the tensors with a matrix, or bias, of all experts.
+    fn expert_tensors(
+        &self,
+        layer: usize,
+        experts: &Experts,
+        matrix: Matrix,
+        suffix: &str,
+    ) -> Vec<String> {
+        let names = &self.names.experts;
+        let stem = match matrix {
+            Matrix::Gate => names.gate_up[0],
+            Matrix::Up => names.gate_up[1],
+            Matrix::Down => names.down,
+        };
+        let stems = names.tensor_names(stem, suffix, experts.num_experts);
+        stems.iter().map(|stem| self.names.in_layer(layer, stem)).collect()
+    }
+
     /// The matrices of experts, as the numerics say but for E4M3, in which no product of theirs is.
-    fn expert_matrix(&mut self, label: &str, parts: &[WeightPart], cols: usize) -> WeightId {
+    fn expert_matrix(&mut self, label: &str, parts: Vec<WeightPart>, cols: usize) -> WeightId {
         let (numerics, operand) = (self.numerics, self.precision.operand());
-        let weight = self.stored(label, parts, cols, |stored| {
+        let weight = self.stored_whole(label, parts, cols, |stored| {
             let storage = numerics.matrix_storage(stored);
             if storage.is_fp8() { operand } else { storage }
         });
         self.builder.weight(weight)
     }
+}
+
+fn activation(builder: &mut PlanBuilder, name: String, width: usize, dtype: Dtype) -> View {
+    builder.activation(name, Rows::Tokens, width, dtype)
 }

@@ -1,25 +1,12 @@
-//! The small dense families and mixtures of experts: their real configurations, in config.json and in GGUF.
+//! The small dense families: their real configurations, in config.json and in GGUF.
 
 use super::gguf::{read as read_gguf, rejected, with as gguf_with};
 use super::hf::{assert_error, read, with, without};
-use super::windows_of;
-use crate::model::config::{Config, Experts, LayerConfig, NormPlacement, QkNorm, QueryScaling};
+use super::{real, windows_of};
+use crate::model::config::{Config, LayerConfig, NormPlacement, QkNorm, QueryScaling};
 use crate::model::rope::RopeScaling;
 use crate::weights::gguf::Value as Gguf;
 use serde_json::{Value, json};
-
-/// A real config.json.
-macro_rules! real {
-    ($name:literal) => {
-        serde_json::from_str::<Value>(include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/src/cli/random_model/",
-            $name,
-            ".json"
-        )))
-        .unwrap()
-    };
-}
 
 /// Which rotary embedding each layer has.
 fn ropes_of(config: &Config) -> Vec<Option<usize>> {
@@ -140,7 +127,7 @@ fn olmo_scales_full_attention_alone() {
     let olmo2 =
         read(&without(with(real!("olmo-3-7b"), "model_type", json!("olmo2")), "rope_scaling"));
     assert_eq!((olmo2.norms, olmo2.qk_norm), (NormPlacement::After, Some(QkNorm::AllHeads)));
-    assert_eq!(olmo2.layers, [LayerConfig { window: None, rope: Some(0) }; 32]);
+    assert_eq!(olmo2.layers, [LayerConfig { window: None, rope: Some(0), has_experts: false }; 32]);
 }
 
 #[test]
@@ -173,7 +160,7 @@ fn olmo_lists_its_windows_in_gguf() {
     assert_eq!((theta.ropes[0].theta, theta.ropes[1].theta), (1e4, 1e5));
 
     let olmo2 = read_gguf(&gguf_with("olmo2", &[]), &[]);
-    assert_eq!(olmo2.layers, [LayerConfig { window: None, rope: Some(0) }; 30]);
+    assert_eq!(olmo2.layers, [LayerConfig { window: None, rope: Some(0), has_experts: false }; 30]);
 
     for wrong in [list(29), (PATTERN, Gguf::Array(vec![])), (PATTERN, Gguf::U32(0))] {
         let error = rejected(&gguf_with("olmo2", &[&yarn[..], &[wrong]].concat()));
@@ -230,42 +217,4 @@ fn ministral3_scales_queries() {
     assert_eq!(attention_factor(&gguf), 1.0);
     let plain = read_gguf(&gguf_with("mistral3", &keys[1..4]), &[]);
     assert_eq!((attention_factor(&plain), plain.query_scaling), (0.1 * 16f64.ln() + 1.0, None));
-}
-
-#[test]
-fn experts_are_in_every_layer() {
-    let of_qwen = Experts { num_experts: 128, top_k: 8, normalise: true };
-    let qwen = read(&real!("qwen3-30b-a3b"));
-    assert_eq!((qwen.experts, qwen.intermediate_size), (Some(of_qwen), 768));
-    assert_eq!((qwen.qk_norm, windows_of(&qwen)), (Some(QkNorm::PerHead), vec![None; 48]));
-    let class = read(&without(real!("qwen3-30b-a3b"), "norm_topk_prob"));
-    assert_eq!(class.experts, Some(Experts { normalise: false, ..of_qwen }), "the class's");
-    for (field, wrong) in [
-        ("num_experts", json!(0)),
-        ("num_experts_per_tok", json!(129)),
-        ("moe_intermediate_size", json!(null)),
-        ("decoder_sparse_step", json!(2)),
-        ("mlp_only_layers", json!([3])),
-    ] {
-        assert_error(&with(real!("qwen3-30b-a3b"), field, wrong), field);
-    }
-
-    let mixtral = json!({
-        "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
-        "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2,
-        "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
-        "rms_norm_eps": 1e-05, "rope_theta": 1e6, "sliding_window": null, "vocab_size": 32000
-    });
-    let mixtral = read(&mixtral);
-    let of_mixtral = Experts { num_experts: 8, top_k: 2, normalise: true };
-    assert_eq!((mixtral.experts, mixtral.intermediate_size), (Some(of_mixtral), 14336));
-
-    let keys = [("expert_count", Gguf::U32(8)), ("expert_used_count", Gguf::U32(2))];
-    let gguf = read_gguf(&gguf_with("llama", &keys), &[]);
-    assert_eq!((gguf.experts, gguf.intermediate_size), (Some(of_mixtral), 1536));
-    let width = [("expert_feed_forward_length", Gguf::U32(96))];
-    let gguf = read_gguf(&gguf_with("qwen3moe", &[&keys[..], &width[..]].concat()), &[]);
-    assert_eq!((gguf.experts, gguf.intermediate_size), (Some(of_mixtral), 96));
-    assert!(rejected(&gguf_with("qwen3moe", &keys)).contains("expert_feed_forward_length"));
-    assert!(rejected(&gguf_with("qwen2", &keys)).contains("`qwen2.expert_count`"));
 }
