@@ -3,17 +3,18 @@
 //! Groups share bytes at different shifts, so a format is written by runs of 32 elements: which
 //! bytes, which shift. `d` and `dmin` are f16.
 
+use super::byte_products::ByteBlocks;
 use super::lanes::{array_of, map};
 use super::{Blocks, Codec, Lanes, Levels, field, half_at};
 use gpu_types::BlockFormat;
 
 /// The formats here.
 pub(super) const CODECS: &[(BlockFormat, Codec)] = &[
-    (BlockFormat::Q2_K, Codec::of_blocks::<Q2K, _, _, _>()),
-    (BlockFormat::Q3_K, Codec::of_blocks::<Q3K, _, _, _>()),
-    (BlockFormat::Q4_K, Codec::of_blocks::<Q4K, _, _, _>()),
-    (BlockFormat::Q5_K, Codec::of_blocks::<Q5K, _, _, _>()),
-    (BlockFormat::Q6_K, Codec::of_blocks::<Q6K, _, _, _>()),
+    (BlockFormat::Q2_K, Codec::of_blocks::<Q2K, _, _, _>().with_bytes::<Q2K, _, 1>()),
+    (BlockFormat::Q3_K, Codec::of_blocks::<Q3K, _, _, _>().with_bytes::<Q3K, _, 1>()),
+    (BlockFormat::Q4_K, Codec::of_blocks::<Q4K, _, _, _>().with_bytes::<Q4K, _, 1>()),
+    (BlockFormat::Q5_K, Codec::of_blocks::<Q5K, _, _, _>().with_bytes::<Q5K, _, 1>()),
+    (BlockFormat::Q6_K, Codec::of_blocks::<Q6K, _, _, _>().with_bytes::<Q6K, _, 1>()),
 ];
 
 /// Scales and minima of 16 groups (a nibble each), two-bit elements, `d`, `dmin`:
@@ -25,23 +26,27 @@ impl Blocks<84, 256, 16> for Q2K {
 
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 84]) -> Levels<256, 16> {
+        let [scales, offsets] = Self::scales(lanes, [block]);
+        Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets }
+    }
+}
+
+impl ByteBlocks<84, 1> for Q2K {
+    const OFFSETS: bool = true;
+
+    #[inline(always)]
+    fn levels(lanes: impl Lanes, [block]: [&[u8; 84]; 1], step: usize) -> [u8; 64] {
+        two_bits(lanes, field(block, 16), step)
+    }
+
+    #[inline(always)]
+    fn scales(lanes: impl Lanes, [block]: [&[u8; 84]; 1]) -> [[f32; 16]; 2] {
         let packed: &[u8; 16] = field(block, 0);
-        let low_bits: &[u8; 64] = field(block, 16);
         let (d, dmin) = (half_at(lanes, block, 80), half_at(lanes, block, 82));
-        let mut levels = [0; 256];
-        for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let low: &[u8; 32] = field(low_bits, run / 4 * 32);
-            *levels = array_of(|i| (low[i] >> (2 * (run % 4)) & 3).cast_signed());
-        }
-        Levels {
-            levels,
-            scales: widen_scales(lanes, map(*packed, |byte| (byte & 15).cast_signed()), [d; 16]),
-            offsets: widen_scales(
-                lanes,
-                map(*packed, |byte| (byte >> 4).cast_signed()),
-                [-dmin; 16],
-            ),
-        }
+        [
+            widen_scales(lanes, map(*packed, |byte| (byte & 15).cast_signed()), [d; 16]),
+            widen_scales(lanes, map(*packed, |byte| (byte >> 4).cast_signed()), [-dmin; 16]),
+        ]
     }
 }
 
@@ -52,24 +57,33 @@ pub struct Q3K;
 impl Blocks<110, 256, 16> for Q3K {
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 110]) -> Levels<256, 16> {
-        let high_bits: &[u8; 32] = field(block, 0);
-        let low_bits: &[u8; 64] = field(block, 32);
+        let [scales, offsets] = Self::scales(lanes, [block]);
+        Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets }
+    }
+}
+
+impl ByteBlocks<110, 1> for Q3K {
+    const BIAS: u8 = 4;
+
+    #[inline(always)]
+    fn levels(lanes: impl Lanes, [block]: [&[u8; 110]; 1], step: usize) -> [u8; 64] {
+        let high_bits = field(block, 0);
+        let low = two_bits(lanes, field(block, 32), step);
+        let run = 2 * step as i32;
+        let high = lanes.shift_halves([high_bits; 2], [2 - run, 1 - run], 4);
+        array_of(|i| low[i] | high[i])
+    }
+
+    #[inline(always)]
+    fn scales(lanes: impl Lanes, [block]: [&[u8; 110]; 1]) -> [[f32; 16]; 2] {
         let scales: &[u8; 12] = field(block, 96);
         let d = half_at(lanes, block, 108);
-        let mut levels = [0; 256];
-        for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let low: &[u8; 32] = field(low_bits, run / 4 * 32);
-            *levels = array_of(|i| {
-                let q = (low[i] >> (2 * (run % 4)) & 3) | (high_bits[i] >> run & 1) << 2;
-                q.cast_signed() - 4
-            });
-        }
         let scales: [u8; 16] = array_of(|group| {
             let low = scales[group % 8] >> (4 * (group / 8)) & 15;
             low | (scales[8 + group % 4] >> (2 * (group / 4)) & 3) << 4
         });
         let scales = widen_scales(lanes, map(scales, |scale| scale.cast_signed() - 32), [d; 16]);
-        Levels { levels, scales, offsets: [0.0; 16] }
+        [scales, [0.0; 16]]
     }
 }
 
@@ -82,14 +96,22 @@ impl Blocks<144, 256, 8> for Q4K {
 
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 144]) -> Levels<256, 8> {
-        let nibbles: &[u8; 128] = field(block, 16);
-        let mut levels = [0; 256];
-        for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let low: &[u8; 32] = field(nibbles, run / 2 * 32);
-            *levels = array_of(|i| (low[i] >> (4 * (run % 2)) & 15).cast_signed());
-        }
-        let (scales, offsets) = scales_and_offsets(lanes, field(block, 0));
-        Levels { levels, scales, offsets }
+        let [scales, offsets] = Self::scales(lanes, [block]).map(every_other);
+        Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets }
+    }
+}
+
+impl ByteBlocks<144, 1> for Q4K {
+    const OFFSETS: bool = true;
+
+    #[inline(always)]
+    fn levels(lanes: impl Lanes, [block]: [&[u8; 144]; 1], step: usize) -> [u8; 64] {
+        lanes.shift_halves([field(block, 16 + 32 * step); 2], [0, -4], 15)
+    }
+
+    #[inline(always)]
+    fn scales(lanes: impl Lanes, [block]: [&[u8; 144]; 1]) -> [[f32; 16]; 2] {
+        scales_and_offsets(lanes, field(block, 0))
     }
 }
 
@@ -101,18 +123,25 @@ impl Blocks<176, 256, 8> for Q5K {
 
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 176]) -> Levels<256, 8> {
-        let high_bits: &[u8; 32] = field(block, 16);
-        let nibbles: &[u8; 128] = field(block, 48);
-        let mut levels = [0; 256];
-        for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let low: &[u8; 32] = field(nibbles, run / 2 * 32);
-            *levels = array_of(|i| {
-                let q = (low[i] >> (4 * (run % 2)) & 15) | (high_bits[i] >> run & 1) << 4;
-                q.cast_signed()
-            });
-        }
-        let (scales, offsets) = scales_and_offsets(lanes, field(block, 0));
-        Levels { levels, scales, offsets }
+        let [scales, offsets] = Self::scales(lanes, [block]).map(every_other);
+        Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets }
+    }
+}
+
+impl ByteBlocks<176, 1> for Q5K {
+    const OFFSETS: bool = true;
+
+    #[inline(always)]
+    fn levels(lanes: impl Lanes, [block]: [&[u8; 176]; 1], step: usize) -> [u8; 64] {
+        let low = lanes.shift_halves([field(block, 48 + 32 * step); 2], [0, -4], 15);
+        let run = 2 * step as i32;
+        let fifth = lanes.shift_halves([field(block, 16); 2], [4 - run, 3 - run], 16);
+        array_of(|i| low[i] | fifth[i])
+    }
+
+    #[inline(always)]
+    fn scales(lanes: impl Lanes, [block]: [&[u8; 176]; 1]) -> [[f32; 16]; 2] {
+        scales_and_offsets(lanes, field(block, 0))
     }
 }
 
@@ -123,30 +152,65 @@ pub struct Q6K;
 impl Blocks<210, 256, 16> for Q6K {
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 210]) -> Levels<256, 16> {
-        let low_bits: &[u8; 128] = field(block, 0);
-        let high_bits: &[u8; 64] = field(block, 128);
-        let d = half_at(lanes, block, 208);
-        let mut levels = [0; 256];
-        for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            // Each half of the block: 64 bytes, their lower nibbles first, and 32 of high bits.
-            let (half, run) = (run / 4, run % 4);
-            let low: &[u8; 32] = field(low_bits, half * 64 + run % 2 * 32);
-            let high: &[u8; 32] = field(high_bits, half * 32);
-            *levels = array_of(|i| {
-                let q = (low[i] >> (4 * (run / 2)) & 15) | (high[i] >> (2 * run) & 3) << 4;
-                q.cast_signed() - 32
-            });
-        }
-        let scales = map(*field::<16>(block, 192), u8::cast_signed);
-        let scales = widen_scales(lanes, scales, [d; 16]);
-        Levels { levels, scales, offsets: [0.0; 16] }
+        let [scales, offsets] = Self::scales(lanes, [block]);
+        Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets }
     }
 }
 
-/// Scales and negative minima of eight groups: `d`, `dmin`, then six bits each, the upper two of
-/// groups 4 to 7 in the bytes of 0 to 3.
+impl ByteBlocks<210, 1> for Q6K {
+    const BIAS: u8 = 32;
+
+    /// Each half of the block has 64 bytes, their lower nibbles first, and 32 of high bits.
+    #[inline(always)]
+    fn levels(lanes: impl Lanes, [block]: [&[u8; 210]; 1], step: usize) -> [u8; 64] {
+        let nibbles: &[u8; 64] = field(block, step / 2 * 64);
+        let is_upper = step % 2;
+        let left = if is_upper == 0 { [4, 2] } else { [0, -2] };
+        let high = lanes.shift_halves([field(block, 128 + step / 2 * 32); 2], left, 0x30);
+        array_of(|i| (nibbles[i] >> (4 * is_upper) & 15) | high[i])
+    }
+
+    #[inline(always)]
+    fn scales(lanes: impl Lanes, [block]: [&[u8; 210]; 1]) -> [[f32; 16]; 2] {
+        let d = half_at(lanes, block, 208);
+        let scales = map(*field::<16>(block, 192), u8::cast_signed);
+        [widen_scales(lanes, scales, [d; 16]), [0.0; 16]]
+    }
+}
+
+/// Levels of all elements, without the bias.
 #[inline(always)]
-fn scales_and_offsets(lanes: impl Lanes, packed: &[u8; 16]) -> ([f32; 8], [f32; 8]) {
+fn all_levels<F: ByteBlocks<BYTES, 1>, const BYTES: usize>(
+    lanes: impl Lanes,
+    block: &[u8; BYTES],
+) -> [i8; 256] {
+    let mut levels = [0; 256];
+    for (step, levels) in levels.as_chunks_mut::<64>().0.iter_mut().enumerate() {
+        *levels = map(F::levels(lanes, [block], step), |q| q.wrapping_sub(F::BIAS).cast_signed());
+    }
+    levels
+}
+
+/// Two-bit elements: each 32 bytes hold four times 32 of them.
+#[inline(always)]
+fn two_bits(lanes: impl Lanes, bytes: &[u8; 64], step: usize) -> [u8; 64] {
+    let bytes = field(bytes, step / 2 * 32);
+    let left = if step % 2 == 0 { [0, -2] } else { [-4, -6] };
+    lanes.shift_halves([bytes; 2], left, 3)
+}
+
+/// What groups of 32 have, of what groups of 16 have.
+#[inline(always)]
+fn every_other(values: [f32; 16]) -> [f32; 8] {
+    array_of(|i| values[2 * i])
+}
+
+/// Scales and negative minima of eight groups, each twice: `d`, `dmin`, then six bits each, the
+/// upper two of groups 4 to 7 in the bytes of 0 to 3.
+#[inline(always)]
+fn scales_and_offsets(lanes: impl Lanes, packed: &[u8; 16]) -> [[f32; 16]; 2] {
+    const SCALES: [u32; 16] = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7];
+    const OFFSETS: [u32; 16] = [8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15];
     let (d, dmin) = (half_at(lanes, packed, 0), half_at(lanes, packed, 2));
     let word = |index: usize| u32::from_le_bytes(*field(packed, 4 + 4 * index));
     let (scales, mins, both) = (word(0), word(1), word(2));
@@ -157,8 +221,7 @@ fn scales_and_offsets(lanes: impl Lanes, packed: &[u8; 16]) -> ([f32; 8], [f32; 
     let numbers: [i8; 16] = pulp::cast([bytes(scales, both), bytes(mins, both >> 4)]);
     let factors = array_of(|i| if i < 8 { d } else { -dmin });
     let both = widen_scales(lanes, numbers, factors);
-    let halves = both.as_chunks().0;
-    (halves[0], halves[1])
+    [lanes.permute(&both, &SCALES), lanes.permute(&both, &OFFSETS)]
 }
 
 /// `numbers[i] * factors[i]`.

@@ -7,6 +7,7 @@
 //! Source: the `block_*` structures in ggml's ggml-common.h and `dequantize_row_*` in
 //! ggml-quants.c.
 
+mod byte_products;
 mod expand;
 mod four_bit;
 pub mod fp8;
@@ -21,6 +22,7 @@ mod quantize;
 mod rows;
 mod tiles;
 
+use byte_products::ByteBlocks;
 use lanes::{Lanes, Portable};
 use plain::Plain;
 use std::marker::PhantomData;
@@ -31,6 +33,7 @@ use gpu_types::Dtype;
 /// The instructions of the processor that the program runs on.
 pub use pulp::Arch;
 
+pub use byte_products::{ByteProducts, ByteRows};
 pub use expand::{Expander, expander};
 pub use plain::PlainProducts;
 pub use plain_tiles::{FillTile, PackedRows, TileColumn, multiply_add};
@@ -79,11 +82,29 @@ type RowProducts = fn(Arch, &[u8], &IntegerRows, usize, &mut dyn FnMut(usize, us
 pub struct IntegerFormat {
     unpack: Unpacker,
     rows_times_x: RowProducts,
+    /// Where a level is a byte below 128.
+    byte_products: Option<ByteProducts>,
     block_bytes: usize,
     block_elems: usize,
     /// Elements that share a scale: 16 or 32.
     group: usize,
     has_offsets: bool,
+}
+
+impl IntegerFormat {
+    /// Products with few rows of x as bytes, if they are the quickest.
+    pub fn byte_products(&self, arch: Arch) -> Option<ByteProducts> {
+        /// Whether the processor has products of bytes.
+        struct Asked<'a>(&'a mut bool);
+        impl WithLanes for Asked<'_> {
+            fn run(self, lanes: impl Lanes) {
+                *self.0 = lanes.has_byte_products();
+            }
+        }
+        let mut has_them = false;
+        dispatch(arch, Asked(&mut has_them));
+        self.byte_products.filter(|_| has_them)
+    }
 }
 
 /// A type whose elements stand alone.
@@ -144,12 +165,23 @@ impl Codec {
         let integers = IntegerFormat {
             unpack: unpack::<F, _, _, _>,
             rows_times_x: products::rows_times_x::<F, _, _, _>,
+            byte_products: None,
             block_bytes: BYTES,
             block_elems: ELEMS,
             group: ELEMS / GROUPS,
             has_offsets: F::HAS_OFFSETS,
         };
         Codec { decode: decode::<F, _, _, _>, kernels: Kernels::Integers(integers) }
+    }
+
+    /// This one, with products of bytes.
+    const fn with_bytes<F: ByteBlocks<BYTES, BLOCKS>, const BYTES: usize, const BLOCKS: usize>(
+        mut self,
+    ) -> Self {
+        if let Kernels::Integers(format) = &mut self.kernels {
+            format.byte_products = Some(byte_products::products::<F, _, _>);
+        }
+        self
     }
 }
 

@@ -9,7 +9,7 @@
 use super::activations::{Rows, RowsMut};
 use super::weights::StoredWeight;
 use blocks::{
-    IntegerFormat, IntegerRows, Kernels, PackedRows, PlainFormat, Products, TILE_COLUMNS,
+    ByteRows, IntegerFormat, IntegerRows, Kernels, PackedRows, PlainFormat, Products, TILE_COLUMNS,
     TILE_ROWS, Tile, WeightRows, multiply_add,
 };
 use pulp::Arch;
@@ -43,8 +43,9 @@ struct Operand<'a> {
     rows: Vec<&'a [f32]>,
     /// Where there are too many rows for inner products.
     packed: Option<PackedRows>,
-    /// x in 16 bits, where a part of the weight is in blocks.
+    /// x in 16 bits, where a part of the weight is multiplied so.
     integers: Option<IntegerRows>,
+    bytes: Option<ByteRows>,
 }
 
 /// How some rows of the weight are multiplied.
@@ -81,14 +82,35 @@ pub fn multiply(
     let Some(k) = rows.first().map(|row| row.len()) else {
         return;
     };
-    let is_plain = |run: &WeightRows| matches!(run.kernels(), Kernels::Plain(_));
-    let by_tiles = rows.len() > MAX_DOT_ROWS && !batch_invariant;
-    let packed = by_tiles && weight.iter().any(is_plain);
-    let packed = packed.then(|| PackedRows::new(rows.iter().copied(), k));
-    let integers = !weight.iter().all(is_plain);
-    let integers = integers.then(|| IntegerRows::new(Arch::new(), rows.iter().copied(), k));
-    let x = &Operand { rows, packed, integers };
+    let arch = Arch::new();
+    let mut x = Operand { rows, packed: None, integers: None, bytes: None };
+    let rows = || x.rows.iter().copied();
+    for run in weight {
+        let by_tiles = by_tiles(run, rows().len(), batch_invariant);
+        match run.kernels() {
+            Kernels::Plain(_) if by_tiles => {
+                x.packed.get_or_insert_with(|| PackedRows::new(rows(), k));
+            }
+            Kernels::Plain(_) => {}
+            Kernels::Integers(format) if !by_tiles && format.byte_products(arch).is_some() => {
+                x.bytes.get_or_insert_with(|| ByteRows::new(arch, rows(), k));
+            }
+            Kernels::Integers(_) => {
+                x.integers.get_or_insert_with(|| IntegerRows::new(arch, rows(), k));
+            }
+        }
+    }
+    let x = &x;
     Product { x, accumulate, batch_invariant }.of_runs(weight, OutRows(out));
+}
+
+/// Whether a product with so many rows of x is one by tiles.
+fn by_tiles(weight: &WeightRows, num_rows: usize, batch_invariant: bool) -> bool {
+    let max_dot_rows = match weight.kernels() {
+        Kernels::Plain(_) => MAX_DOT_ROWS,
+        Kernels::Integers(_) => MAX_INTEGER_DOT_ROWS,
+    };
+    num_rows > max_dot_rows && !batch_invariant
 }
 
 impl Product<'_> {
@@ -102,15 +124,11 @@ impl Product<'_> {
     }
 
     fn of_run(self, weight: WeightRows, out: OutRows) {
-        let max_dot_rows = match weight.kernels() {
-            Kernels::Plain(_) => MAX_DOT_ROWS,
-            Kernels::Integers(_) => MAX_INTEGER_DOT_ROWS,
-        };
-        if self.batch_invariant || self.x.rows.len() <= max_dot_rows {
+        if by_tiles(&weight, self.x.rows.len(), self.batch_invariant) {
+            self.divide(TILE_ROWS, TILE_ROWS, weight, out, &Self::matrix_product);
+        } else {
             let block_n = (DOT_BLOCK_ELEMS / weight.width()).max(1);
             self.divide(block_n, 8, weight, out, &Self::inner_products);
-        } else {
-            self.divide(TILE_ROWS, TILE_ROWS, weight, out, &Self::matrix_product);
         }
     }
 
@@ -138,6 +156,14 @@ impl Product<'_> {
 
     fn inner_products(self, weight: WeightRows, mut out: OutRows) {
         let arch = Arch::new();
+        let bytes = match weight.kernels() {
+            Kernels::Integers(format) => format.byte_products(arch),
+            Kernels::Plain(_) => None,
+        };
+        if let Some(products) = bytes {
+            let x = self.x.bytes.as_ref().expect("made for products of bytes");
+            return products(arch, weight.bytes(), x, self.accumulate, &mut out.0);
+        }
         let mut store = |t: usize, n: usize, product| {
             let out = &mut out.0[t][n];
             *out = if self.accumulate { *out + product } else { product };

@@ -1,0 +1,271 @@
+//! Products of few rows of x with weights in blocks, as products of bytes.
+//!
+//! As in [`products`](super::products) x has 16 bits and a scale for each 32 columns. Here they are
+//! two signed bytes, and levels are unsigned ones of seven bits: one instruction multiplies 64 and
+//! adds pairs of products. The bias that makes levels unsigned is subtracted as an offset is, times a
+//! sum of x. The bits of a row do not depend on the other rows.
+
+use super::lanes::{Lanes, array_of, sum};
+use super::{Arch, WithLanes, dispatch};
+use std::array;
+use std::marker::PhantomData;
+
+/// Columns of x that have a scale.
+const X_GROUP: usize = 32;
+/// Columns that are multiplied at once.
+const STEP: usize = 64;
+/// Steps of a panel.
+const STEPS: usize = 4;
+/// Columns of a panel: sixteen groups of sixteen.
+const PANEL: usize = STEP * STEPS;
+
+/// The part of a row of x that is multiplied with a block of 256 levels.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Panel {
+    /// Numbers of 16 bits: 256 times the first byte and the second.
+    steps: [[[i8; STEP]; 2]; STEPS],
+    /// Scales of sixteen columns.
+    scales: [f32; 16],
+    /// Sums of sixteen columns.
+    sums: [f32; 16],
+}
+
+impl Panel {
+    const ZERO: Self = Panel { steps: [[[0; STEP]; 2]; STEPS], scales: [0.0; 16], sums: [0.0; 16] };
+}
+
+/// Rows of x in 16 bits, as bytes.
+pub struct ByteRows {
+    num_rows: usize,
+    width: usize,
+    /// `[num_rows, panels]`, the last one of a row with zeros.
+    panels: Vec<Panel>,
+}
+
+impl ByteRows {
+    /// Rounds `rows`, which have `width` columns each, a multiple of 32.
+    pub fn new<'a>(
+        arch: Arch,
+        rows: impl ExactSizeIterator<Item = &'a [f32]>,
+        width: usize,
+    ) -> Self {
+        let (num_rows, panels) = (rows.len(), width.div_ceil(PANEL));
+        let mut out = ByteRows { num_rows, width, panels: vec![Panel::ZERO; num_rows * panels] };
+        for (x, panels) in rows.zip(out.panels.chunks_exact_mut(panels)) {
+            dispatch(arch, Quantise { x, panels });
+        }
+        out
+    }
+
+    fn row(&self, row: usize) -> &[Panel] {
+        let panels = self.width.div_ceil(PANEL);
+        &self.panels[row * panels..][..panels]
+    }
+}
+
+struct Quantise<'a> {
+    x: &'a [f32],
+    panels: &'a mut [Panel],
+}
+
+impl WithLanes for Quantise<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        for (x, panel) in self.x.chunks(PANEL).zip(self.panels) {
+            for (i, x) in x.as_chunks::<X_GROUP>().0.iter().enumerate() {
+                let (scale, numbers) = quantise(x);
+                let first = i % 2 * X_GROUP;
+                let [high, low] = &mut panel.steps[i / 2];
+                let half = &mut high[first..][..X_GROUP];
+                half.copy_from_slice(&array_of::<_, X_GROUP>(|i| ((numbers[i] + 128) >> 8) as i8));
+                let half = &mut low[first..][..X_GROUP];
+                half.copy_from_slice(&array_of::<_, X_GROUP>(|i| numbers[i] as i8));
+                for half in 0..2 {
+                    let sum: i32 = numbers[16 * half..][..16].iter().sum();
+                    panel.scales[2 * i + half] = scale;
+                    panel.sums[2 * i + half] = sum as f32 * scale;
+                }
+            }
+        }
+    }
+}
+
+/// Rounds a group; gives its scale too, which is NaN where an element is not finite.
+#[inline(always)]
+fn quantise(x: &[f32; X_GROUP]) -> (f32, [i32; X_GROUP]) {
+    /// Adding it rounds to an integer, which is then in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    /// Its upper byte is 127, rounded to the nearest.
+    const LARGEST: f32 = 32_639.0;
+    let magnitude = |x: &f32| x.to_bits() & (u32::MAX >> 1);
+    let magnitudes: [u32; X_GROUP] = array_of(|i| magnitude(&x[i]));
+    let sixteen: [u32; 16] = array_of(|i| magnitudes[i].max(magnitudes[i + 16]));
+    let largest = f32::from_bits(sixteen.into_iter().fold(0, u32::max));
+    if !largest.is_finite() {
+        return (f32::NAN, [0; X_GROUP]);
+    }
+    // Of numbers so small that their inverse is infinite nothing is left.
+    let inverse = LARGEST / largest;
+    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+    let numbers = array_of(|i| i32::from((x[i] * inverse + ROUND).to_bits() as i16));
+    (largest / LARGEST, numbers)
+}
+
+/// A format whose levels become unsigned by a bias, below 128. `BLOCKS` blocks have 256 elements.
+pub(super) trait ByteBlocks<const BYTES: usize, const BLOCKS: usize> {
+    /// What is added to levels.
+    const BIAS: u8 = 0;
+    /// Whether there are offsets. Then there is no bias.
+    const OFFSETS: bool = false;
+
+    /// Levels of 64 elements, with the bias.
+    fn levels(lanes: impl Lanes, blocks: [&[u8; BYTES]; BLOCKS], step: usize) -> [u8; STEP];
+
+    /// Scales of groups of sixteen elements, and offsets if there are any.
+    fn scales(lanes: impl Lanes, blocks: [&[u8; BYTES]; BLOCKS]) -> [[f32; 16]; 2];
+}
+
+/// Inner products of rows of whole blocks with all rows of x: adds them to the rows of the last
+/// argument, or stores them.
+pub type ByteProducts = fn(Arch, &[u8], &ByteRows, bool, &mut [&mut [f32]]);
+
+/// [`ByteProducts`] of blocks of `F`.
+pub(super) fn products<F: ByteBlocks<BYTES, BLOCKS>, const BYTES: usize, const BLOCKS: usize>(
+    arch: Arch,
+    stored: &[u8],
+    x: &ByteRows,
+    accumulate: bool,
+    out: &mut [&mut [f32]],
+) {
+    let (blocks, format) = (stored.as_chunks().0, PhantomData::<F>);
+    let mut first = 0;
+    while first < x.num_rows {
+        let out = &mut out[first..];
+        first += match out.len() {
+            1 => Rows::<F, 1, _, _> { blocks, x, first, accumulate, out, format }.compute(arch),
+            2 | 3 => Rows::<F, 2, _, _> { blocks, x, first, accumulate, out, format }.compute(arch),
+            _ => Rows::<F, 4, _, _> { blocks, x, first, accumulate, out, format }.compute(arch),
+        };
+    }
+}
+
+/// `T` rows of x from `first` on, and the rows of their products.
+struct Rows<'a, 'b, F, const T: usize, const BYTES: usize, const BLOCKS: usize> {
+    blocks: &'a [[u8; BYTES]],
+    x: &'a ByteRows,
+    first: usize,
+    accumulate: bool,
+    out: &'a mut [&'b mut [f32]],
+    format: PhantomData<F>,
+}
+
+impl<F: ByteBlocks<BYTES, BLOCKS>, const T: usize, const BYTES: usize, const BLOCKS: usize>
+    Rows<'_, '_, F, T, BYTES, BLOCKS>
+{
+    fn compute(self, arch: Arch) -> usize {
+        dispatch(arch, self);
+        T
+    }
+}
+
+impl<F: ByteBlocks<BYTES, BLOCKS>, const T: usize, const BYTES: usize, const BLOCKS: usize>
+    WithLanes for Rows<'_, '_, F, T, BYTES, BLOCKS>
+{
+    /// The bits of a row of x do not depend on `T`.
+    #[inline(always)]
+    fn run(self, lanes: impl Lanes) {
+        let x: [&[Panel]; T] = array_of(|t| self.x.row(self.first + t));
+        let row_blocks = self.x.width * BLOCKS / PANEL;
+        for (n, row) in self.blocks.chunks_exact(row_blocks).enumerate() {
+            let mut acc =
+                Accumulators { products: [[lanes.zero(); 2]; T], offsets: [lanes.zero(); T] };
+            let (whole, rest) = row.as_chunks::<BLOCKS>();
+            for (i, blocks) in whole.iter().enumerate() {
+                let blocks = array::from_fn(
+                    #[inline(always)]
+                    |block| &blocks[block],
+                );
+                let x = array::from_fn(
+                    #[inline(always)]
+                    |t| &x[t][i],
+                );
+                acc.add::<F, _, _>(lanes, blocks, x, STEPS);
+            }
+            // Columns after the last block are zeros in x.
+            if let Some(last) = rest.len().checked_sub(1) {
+                let blocks = array::from_fn(|block| &rest[block.min(last)]);
+                let x = array::from_fn(|t| &x[t][whole.len()]);
+                acc.add::<F, _, _>(lanes, blocks, x, (rest.len() * PANEL / BLOCKS).div_ceil(STEP));
+            }
+            for t in 0..T {
+                let product = acc.total::<F, _, _>(lanes, t);
+                let out = &mut self.out[t][n];
+                *out = if self.accumulate { *out + product } else { product };
+            }
+        }
+    }
+}
+
+/// Partial sums of a row of the weight with `T` rows of x.
+struct Accumulators<L: Lanes, const T: usize> {
+    products: [[L::F32s; 2]; T],
+    /// Of offsets, or of what is a bias at the end.
+    offsets: [L::F32s; T],
+}
+
+impl<L: Lanes, const T: usize> Accumulators<L, T> {
+    /// Adds the products of the first steps of a panel.
+    #[inline(always)]
+    fn add<F: ByteBlocks<BYTES, BLOCKS>, const BYTES: usize, const BLOCKS: usize>(
+        &mut self,
+        lanes: L,
+        blocks: [&[u8; BYTES]; BLOCKS],
+        x: [&Panel; T],
+        steps: usize,
+    ) {
+        const GROUPS: [[u32; 16]; STEPS] = {
+            let mut groups = [[0; 16]; STEPS];
+            let mut i = 0;
+            while i < 64 {
+                groups[i / 16][i % 16] = (i / 4) as u32;
+                i += 1;
+            }
+            groups
+        };
+        let [own, offsets] = F::scales(lanes, blocks);
+        let offsets = if F::OFFSETS { offsets } else { own };
+        let mut scales = [[0.0; 16]; T];
+        for t in 0..T {
+            scales[t] = lanes.multiply(&own, &x[t].scales);
+            if F::OFFSETS || F::BIAS > 0 {
+                self.offsets[t] = lanes.multiply_add(&offsets, &x[t].sums, self.offsets[t]);
+            }
+        }
+        for step in 0..steps {
+            let levels = F::levels(lanes, blocks, step);
+            for t in 0..T {
+                let ints = lanes.multiply_bytes(&levels, &x[t].steps[step]);
+                let scales = lanes.permute(&scales[t], &GROUPS[step]);
+                let acc = &mut self.products[t][step % 2];
+                *acc = lanes.multiply_add_ints(ints, &scales, *acc);
+            }
+        }
+    }
+
+    /// The product of row `t` of x.
+    #[inline(always)]
+    fn total<F: ByteBlocks<BYTES, BLOCKS>, const BYTES: usize, const BLOCKS: usize>(
+        &self,
+        lanes: L,
+        t: usize,
+    ) -> f32 {
+        let [first, second] = self.products[t].map(
+            #[inline(always)]
+            |acc| lanes.values(acc),
+        );
+        let offsets = lanes.values(self.offsets[t]);
+        let factor = if F::OFFSETS { 1.0 } else { -f32::from(F::BIAS) };
+        sum(array_of(|i| (first[i] + second[i]) + offsets[i] * factor))
+    }
+}
