@@ -82,8 +82,8 @@ impl WithLanes for Quantise<'_> {
                 let half = &mut low[first..][..X_GROUP];
                 half.copy_from_slice(&array_of::<_, X_GROUP>(|i| numbers[i] as i8));
                 for half in 0..2 {
-                    let sum: i32 = numbers[16 * half..][..16].iter().sum();
                     panel.scales[2 * i + half] = scale;
+                    let sum = sum_ints(array_of(|i| numbers[16 * half + i]));
                     panel.sums[2 * i + half] = sum as f32 * scale;
                 }
             }
@@ -112,17 +112,26 @@ fn quantise(x: &[f32; X_GROUP]) -> (f32, [i32; X_GROUP]) {
     (largest / LARGEST, numbers)
 }
 
+/// The sum of sixteen numbers, by halves.
+#[inline(always)]
+fn sum_ints(values: [i32; 16]) -> i32 {
+    let eight: [i32; 8] = array_of(|i| values[i] + values[i + 8]);
+    let four: [i32; 4] = array_of(|i| eight[i] + eight[i + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
+}
+
 /// A format whose levels become unsigned by a bias, below 128. `BLOCKS` blocks have 256 elements.
 pub(super) trait ByteBlocks<const BYTES: usize, const BLOCKS: usize> {
     /// What is added to levels.
     const BIAS: u8 = 0;
-    /// Whether there are offsets. Then there is no bias.
-    const OFFSETS: bool = false;
+    /// What sums of x times [`scales`](Self::scales)' second numbers are multiplied by: with a bias
+    /// these are the scales.
+    const OFFSETS: f32 = -(Self::BIAS as f32);
 
     /// Levels of 64 elements, with the bias.
     fn levels(lanes: impl Lanes, blocks: [&[u8; BYTES]; BLOCKS], step: usize) -> [u8; STEP];
 
-    /// Scales of groups of sixteen elements, and offsets if there are any.
+    /// Scales of groups of sixteen elements, and offsets.
     fn scales(lanes: impl Lanes, blocks: [&[u8; BYTES]; BLOCKS]) -> [[f32; 16]; 2];
 }
 
@@ -234,11 +243,10 @@ impl<L: Lanes, const T: usize> Accumulators<L, T> {
             groups
         };
         let [own, offsets] = F::scales(lanes, blocks);
-        let offsets = if F::OFFSETS { offsets } else { own };
         let mut scales = [[0.0; 16]; T];
         for t in 0..T {
             scales[t] = lanes.multiply(&own, &x[t].scales);
-            if F::OFFSETS || F::BIAS > 0 {
+            if F::OFFSETS != 0.0 {
                 self.offsets[t] = lanes.multiply_add(&offsets, &x[t].sums, self.offsets[t]);
             }
         }
@@ -265,7 +273,6 @@ impl<L: Lanes, const T: usize> Accumulators<L, T> {
             |acc| lanes.values(acc),
         );
         let offsets = lanes.values(self.offsets[t]);
-        let factor = if F::OFFSETS { 1.0 } else { -f32::from(F::BIAS) };
-        sum(array_of(|i| (first[i] + second[i]) + offsets[i] * factor))
+        sum(array_of(|i| (first[i] + second[i]) + offsets[i] * F::OFFSETS))
     }
 }

@@ -27,12 +27,13 @@ impl Blocks<84, 256, 16> for Q2K {
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 84]) -> Levels<256, 16> {
         let [scales, offsets] = Self::scales(lanes, [block]);
+        let offsets = map(offsets, |minimum| -minimum);
         Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets }
     }
 }
 
 impl ByteBlocks<84, 1> for Q2K {
-    const OFFSETS: bool = true;
+    const OFFSETS: f32 = -1.0;
 
     #[inline(always)]
     fn levels(lanes: impl Lanes, [block]: [&[u8; 84]; 1], step: usize) -> [u8; 64] {
@@ -45,7 +46,7 @@ impl ByteBlocks<84, 1> for Q2K {
         let (d, dmin) = (half_at(lanes, block, 80), half_at(lanes, block, 82));
         [
             widen_scales(lanes, map(*packed, |byte| (byte & 15).cast_signed()), [d; 16]),
-            widen_scales(lanes, map(*packed, |byte| (byte >> 4).cast_signed()), [-dmin; 16]),
+            widen_scales(lanes, map(*packed, |byte| (byte >> 4).cast_signed()), [dmin; 16]),
         ]
     }
 }
@@ -57,8 +58,8 @@ pub struct Q3K;
 impl Blocks<110, 256, 16> for Q3K {
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 110]) -> Levels<256, 16> {
-        let [scales, offsets] = Self::scales(lanes, [block]);
-        Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets }
+        let [scales, _] = Self::scales(lanes, [block]);
+        Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets: [0.0; 16] }
     }
 }
 
@@ -83,7 +84,7 @@ impl ByteBlocks<110, 1> for Q3K {
             low | (scales[8 + group % 4] >> (2 * (group / 4)) & 3) << 4
         });
         let scales = widen_scales(lanes, map(scales, |scale| scale.cast_signed() - 32), [d; 16]);
-        [scales, [0.0; 16]]
+        [scales; 2]
     }
 }
 
@@ -96,13 +97,14 @@ impl Blocks<144, 256, 8> for Q4K {
 
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 144]) -> Levels<256, 8> {
-        let [scales, offsets] = Self::scales(lanes, [block]).map(every_other);
+        let [scales, minima] = Self::scales(lanes, [block]);
+        let (scales, offsets) = (array_of(|i| scales[2 * i]), array_of(|i| -minima[2 * i]));
         Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets }
     }
 }
 
 impl ByteBlocks<144, 1> for Q4K {
-    const OFFSETS: bool = true;
+    const OFFSETS: f32 = -1.0;
 
     #[inline(always)]
     fn levels(lanes: impl Lanes, [block]: [&[u8; 144]; 1], step: usize) -> [u8; 64] {
@@ -111,7 +113,7 @@ impl ByteBlocks<144, 1> for Q4K {
 
     #[inline(always)]
     fn scales(lanes: impl Lanes, [block]: [&[u8; 144]; 1]) -> [[f32; 16]; 2] {
-        scales_and_offsets(lanes, field(block, 0))
+        scales_and_minima(lanes, field(block, 0))
     }
 }
 
@@ -123,13 +125,14 @@ impl Blocks<176, 256, 8> for Q5K {
 
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 176]) -> Levels<256, 8> {
-        let [scales, offsets] = Self::scales(lanes, [block]).map(every_other);
+        let [scales, minima] = Self::scales(lanes, [block]);
+        let (scales, offsets) = (array_of(|i| scales[2 * i]), array_of(|i| -minima[2 * i]));
         Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets }
     }
 }
 
 impl ByteBlocks<176, 1> for Q5K {
-    const OFFSETS: bool = true;
+    const OFFSETS: f32 = -1.0;
 
     #[inline(always)]
     fn levels(lanes: impl Lanes, [block]: [&[u8; 176]; 1], step: usize) -> [u8; 64] {
@@ -141,7 +144,7 @@ impl ByteBlocks<176, 1> for Q5K {
 
     #[inline(always)]
     fn scales(lanes: impl Lanes, [block]: [&[u8; 176]; 1]) -> [[f32; 16]; 2] {
-        scales_and_offsets(lanes, field(block, 0))
+        scales_and_minima(lanes, field(block, 0))
     }
 }
 
@@ -152,8 +155,8 @@ pub struct Q6K;
 impl Blocks<210, 256, 16> for Q6K {
     #[inline(always)]
     fn unpack(lanes: impl Lanes, block: &[u8; 210]) -> Levels<256, 16> {
-        let [scales, offsets] = Self::scales(lanes, [block]);
-        Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets }
+        let [scales, _] = Self::scales(lanes, [block]);
+        Levels { levels: all_levels::<Self, _>(lanes, block), scales, offsets: [0.0; 16] }
     }
 }
 
@@ -174,7 +177,7 @@ impl ByteBlocks<210, 1> for Q6K {
     fn scales(lanes: impl Lanes, [block]: [&[u8; 210]; 1]) -> [[f32; 16]; 2] {
         let d = half_at(lanes, block, 208);
         let scales = map(*field::<16>(block, 192), u8::cast_signed);
-        [widen_scales(lanes, scales, [d; 16]), [0.0; 16]]
+        [widen_scales(lanes, scales, [d; 16]); 2]
     }
 }
 
@@ -199,19 +202,13 @@ fn two_bits(lanes: impl Lanes, bytes: &[u8; 64], step: usize) -> [u8; 64] {
     lanes.shift_halves([bytes; 2], left, 3)
 }
 
-/// What groups of 32 have, of what groups of 16 have.
-#[inline(always)]
-fn every_other(values: [f32; 16]) -> [f32; 8] {
-    array_of(|i| values[2 * i])
-}
-
-/// Scales and negative minima of eight groups, each twice: `d`, `dmin`, then six bits each, the
+/// Scales and minima of eight groups, each twice: `d`, `dmin`, then six bits each, the
 /// upper two of groups 4 to 7 in the bytes of 0 to 3.
 #[inline(always)]
-fn scales_and_offsets(lanes: impl Lanes, packed: &[u8; 16]) -> [[f32; 16]; 2] {
+fn scales_and_minima(lanes: impl Lanes, packed: &[u8; 16]) -> [[f32; 16]; 2] {
     const SCALES: [u32; 16] = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7];
-    const OFFSETS: [u32; 16] = [8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15];
-    let (d, dmin) = (half_at(lanes, packed, 0), half_at(lanes, packed, 2));
+    const MINIMA: [u32; 16] = [8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15];
+    let factors = lanes.widen_halves(&array_of(|i| *field(packed, i / 8 * 2)));
     let word = |index: usize| u32::from_le_bytes(*field(packed, 4 + 4 * index));
     let (scales, mins, both) = (word(0), word(1), word(2));
     let bytes = |first: u32, nibbles: u32| {
@@ -219,9 +216,8 @@ fn scales_and_offsets(lanes: impl Lanes, packed: &[u8; 16]) -> [[f32; 16]; 2] {
         u64::from(first & 0x3F3F_3F3F) | u64::from(second) << 32
     };
     let numbers: [i8; 16] = pulp::cast([bytes(scales, both), bytes(mins, both >> 4)]);
-    let factors = array_of(|i| if i < 8 { d } else { -dmin });
     let both = widen_scales(lanes, numbers, factors);
-    [lanes.permute(&both, &SCALES), lanes.permute(&both, &OFFSETS)]
+    [lanes.permute(&both, &SCALES), lanes.permute(&both, &MINIMA)]
 }
 
 /// `numbers[i] * factors[i]`.

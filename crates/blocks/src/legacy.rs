@@ -39,7 +39,7 @@ impl ByteBlocks<18, 8> for Q4_0 {
 
     #[inline(always)]
     fn scales(lanes: impl Lanes, blocks: [&[u8; 18]; 8]) -> [[f32; 16]; 2] {
-        [numbers(lanes, blocks, 0), [0.0; 16]]
+        [numbers(lanes, blocks, 0); 2]
     }
 }
 
@@ -58,7 +58,7 @@ impl Blocks<20, 32, 1> for Q4_1 {
 }
 
 impl ByteBlocks<20, 8> for Q4_1 {
-    const OFFSETS: bool = true;
+    const OFFSETS: f32 = 1.0;
 
     #[inline(always)]
     fn levels(lanes: impl Lanes, blocks: [&[u8; 20]; 8], step: usize) -> [u8; 64] {
@@ -95,7 +95,7 @@ impl ByteBlocks<22, 8> for Q5_0 {
 
     #[inline(always)]
     fn scales(lanes: impl Lanes, blocks: [&[u8; 22]; 8]) -> [[f32; 16]; 2] {
-        [numbers(lanes, blocks, 0), [0.0; 16]]
+        [numbers(lanes, blocks, 0); 2]
     }
 }
 
@@ -114,7 +114,7 @@ impl Blocks<24, 32, 1> for Q5_1 {
 }
 
 impl ByteBlocks<24, 8> for Q5_1 {
-    const OFFSETS: bool = true;
+    const OFFSETS: f32 = 1.0;
 
     #[inline(always)]
     fn levels(lanes: impl Lanes, blocks: [&[u8; 24]; 8], step: usize) -> [u8; 64] {

@@ -21,6 +21,8 @@ const MAX_INTEGER_DOT_ROWS: usize = 4;
 /// Weight elements in one task's block of inner products: half of a core's L2 cache, so that the
 /// next row finds them.
 const DOT_BLOCK_ELEMS: usize = 1 << 17;
+/// Tasks that a weight is divided into where it is read once.
+const TASKS_PER_THREAD: usize = 8;
 
 /// Some columns of each row of the output, those of as many rows of the weight.
 struct OutRows<'a>(Vec<&'a mut [f32]>);
@@ -127,7 +129,12 @@ impl Product<'_> {
         if by_tiles(&weight, self.x.rows.len(), self.batch_invariant) {
             self.divide(TILE_ROWS, TILE_ROWS, weight, out, &Self::matrix_product);
         } else {
-            let block_n = (DOT_BLOCK_ELEMS / weight.width()).max(1);
+            let mut elems = DOT_BLOCK_ELEMS;
+            if self.x.rows.len() <= MAX_INTEGER_DOT_ROWS {
+                let tasks = TASKS_PER_THREAD * rayon::current_num_threads();
+                elems = elems.max(weight.num_rows() * weight.width() / tasks);
+            }
+            let block_n = (elems / weight.width()).max(1);
             self.divide(block_n, 8, weight, out, &Self::inner_products);
         }
     }
