@@ -276,3 +276,137 @@ impl<L: Lanes, const T: usize> Accumulators<L, T> {
         sum(array_of(|i| (first[i] + second[i]) + offsets[i] * F::OFFSETS))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Codec, IntegerFormat, IntegerRows, Kernels, Products};
+    use super::*;
+    use gpu_types::{BlockFormat, Dtype};
+
+    fn archs() -> Vec<Arch> {
+        let archs = [
+            Some(Arch::Scalar),
+            #[cfg(target_arch = "x86_64")]
+            pulp::x86::V3::try_new().map(Arch::V3),
+            #[cfg(target_arch = "x86_64")]
+            pulp::x86::V4::try_new().map(Arch::V4),
+            #[cfg(target_arch = "aarch64")]
+            pulp::aarch64::Neon::try_new().map(Arch::Neon),
+        ];
+        archs.into_iter().flatten().collect()
+    }
+
+    /// Numbers in no order (Fibonacci hashing), from -1 to 1.
+    fn random(seed: u32, len: usize) -> Vec<f32> {
+        let number = |i: u32| (i + seed).wrapping_mul(2_654_435_769).cast_signed() as f32;
+        (0..len as u32).map(|i| number(i + 1) / 2f32.powi(31)).collect()
+    }
+
+    /// Rows of blocks: bytes in no order, and all ones, so that levels and scales are at their
+    /// limits. Scales in f16 are ones.
+    fn stored(format: BlockFormat, width: usize) -> Vec<u8> {
+        let dtype = Dtype::Blocks(format);
+        let row = width / dtype.block_elems() * dtype.block_bytes();
+        let mut bytes: Vec<u8> =
+            random(7, 3 * row).iter().map(|x| (x * 1e6) as i32 as u8).collect();
+        bytes[row..2 * row].fill(0xFF);
+        bytes[2 * row..].fill(0);
+        for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+            for &field in format.facts().f16_scales {
+                block[field..field + 2].copy_from_slice(&0x3C00u16.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    /// Rows of x: even ones, one with a large number in each 256, the largest of both signs.
+    fn rows_of_x(width: usize) -> Vec<Vec<f32>> {
+        let mut outliers = random(3, width);
+        outliers.iter_mut().step_by(256).for_each(|x| *x = 3e4);
+        let signs = random(4, width).into_iter().map(|x| 1e30f32.copysign(x)).collect();
+        let tiny = random(9, width).into_iter().map(|x| x * 1e-30).collect();
+        vec![random(2, width), outliers, vec![-5.0; width], signs, vec![0.0; width], tiny]
+    }
+
+    /// Products of all rows with all of x, as bytes if the processor has such.
+    fn products(arch: Arch, format: IntegerFormat, stored: &[u8], x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let (width, rows) = (x[0].len(), || x.iter().map(Vec::as_slice));
+        let mut out = vec![vec![f32::NAN; 3]; x.len()];
+        match format.byte_products(arch) {
+            Some(products) => {
+                let x = ByteRows::new(arch, rows(), width);
+                let mut out: Vec<_> = out.iter_mut().map(Vec::as_mut_slice).collect();
+                products(arch, stored, &x, false, &mut out);
+            }
+            None => {
+                let x = &IntegerRows::new(arch, rows(), width);
+                let products = Products { format, weight: stored, x };
+                products.compute(arch, |t, n, product| out[t][n] = product);
+            }
+        }
+        out
+    }
+
+    /// The error is at most that of rounding each element of x, to 2^-16 of the largest of 32, and a
+    /// little of the sum's; the bits of a row are the same alone and beside others.
+    #[test]
+    fn every_instruction_set_is_within_the_rounding_of_x() {
+        // Of two formats not every bit pattern is a finite scale.
+        let not_f16 = [BlockFormat::MXFP4, BlockFormat::IQ1_M];
+        for format in BlockFormat::ALL.into_iter().filter(|format| !not_f16.contains(format)) {
+            let codec = Codec::of(Dtype::Blocks(format)).unwrap();
+            let Kernels::Integers(integers) = codec.kernels else { panic!("{format:?}") };
+            let widths = [32, 64, 96, 256, 288, 576, 1280];
+            let blocks = Dtype::Blocks(format).block_elems();
+            for width in widths.into_iter().filter(|width| width % blocks == 0) {
+                let (stored, x) = (stored(format, width), rows_of_x(width));
+                let mut elements = vec![0.0; 3 * width];
+                (codec.decode)(Arch::Scalar, &stored, &mut elements);
+                for arch in archs() {
+                    let got = products(arch, integers, &stored, &x);
+                    for (t, x) in x.iter().enumerate() {
+                        for (n, row) in elements.chunks_exact(width).enumerate() {
+                            let (wanted, bound) = product_and_bound(row, x);
+                            let off = (f64::from(got[t][n]) - wanted).abs();
+                            let case = format!("{format:?}, width {width}, row {n}, x {t}");
+                            assert!(off <= bound, "{off:e} > {bound:e}: {case}, {arch:?}");
+                        }
+                        let alone = products(arch, integers, &stored, std::slice::from_ref(x));
+                        assert_eq!(alone[0], got[t], "{format:?}, {arch:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    fn product_and_bound(weight: &[f32], x: &[f32]) -> (f64, f64) {
+        let (mut product, mut bound) = (0.0, 0.0);
+        for (weight, x) in weight.chunks(X_GROUP).zip(x.chunks(X_GROUP)) {
+            let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            for (&weight, &x) in weight.iter().zip(x) {
+                let (weight, x) = (f64::from(weight), f64::from(x));
+                product += weight * x;
+                bound += weight.abs() * f64::from(largest) / 65_000.0;
+            }
+        }
+        (product, bound + 1e-40)
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_stay_so() {
+        let format = BlockFormat::Q4_K;
+        let Kernels::Integers(integers) = Codec::of(Dtype::Blocks(format)).unwrap().kernels else {
+            panic!("{format:?}")
+        };
+        let stored = stored(format, 256);
+        for wrong in [f32::NAN, f32::INFINITY] {
+            let mut x = vec![vec![1.0; 256]; 2];
+            x[1][200] = wrong;
+            for arch in archs() {
+                let got = products(arch, integers, &stored, &x);
+                assert!(got[0].iter().all(|product| product.is_finite()), "{got:?}");
+                assert!(got[1].iter().all(|product| product.is_nan()), "{got:?}");
+            }
+        }
+    }
+}
