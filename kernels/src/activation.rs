@@ -1,5 +1,5 @@
 //! Gates of feed-forward layers, `activation(gate) * up`: the device function of each activation. A
-//! new one is a type and a name in `GATES` here.
+//! new one is a type and a name in `ROW_GATES` here, and in `GATES` for dense models.
 
 use crate::element::Number;
 use core::f32::consts::LOG2_E;
@@ -7,8 +7,16 @@ use cuda_std::prelude::*;
 use gpu_types::Activation;
 
 cuda_std::instance_set! {
-    /// The gates that kernels have instances for, in the order of [`Activation::ALL`].
+    /// The gates that kernels fuse with linear layers, in the order of [`Activation::FUSED`].
     pub(crate) GATES = [crate::activation::Silu as "silu"];
+}
+
+cuda_std::instance_set! {
+    /// All gates, in the order of [`Activation::ALL`].
+    pub(crate) ROW_GATES = [
+        crate::activation::Silu as "silu",
+        crate::activation::SwigluOai as "swiglu_oai",
+    ];
 }
 
 /// The gate of a linear layer, or of rows.
@@ -50,6 +58,27 @@ impl Gate for Silu {
     fn activate(x: f32) -> f32 {
         // For a very negative x the exponential is infinite and its reciprocal 0, as silu is.
         x * math::rcp_approx(1.0 + math::exp2_approx(-x * LOG2_E))
+    }
+}
+
+/// [`Activation::SwigluOai`].
+pub struct SwigluOai;
+
+impl Gate for SwigluOai {
+    const ACTIVATION: Option<Activation> = Some(Activation::SwigluOai);
+
+    #[inline(always)]
+    fn activate(x: f32) -> f32 {
+        // NaN stays.
+        let x = if x > Activation::SWIGLU_LIMIT { Activation::SWIGLU_LIMIT } else { x };
+        let exponent = -x * (Activation::SWIGLU_ALPHA * LOG2_E);
+        x * math::rcp_approx(1.0 + math::exp2_approx(exponent))
+    }
+
+    #[inline(always)]
+    fn apply<E: Number>(gate: f32, up: f32) -> f32 {
+        let up = up.clamp(-Activation::SWIGLU_LIMIT, Activation::SWIGLU_LIMIT);
+        (Self::activate(gate) * (up + 1.0)).clamp(-E::CLAMP, E::CLAMP)
     }
 }
 
@@ -96,7 +125,7 @@ impl GateArg {
     /// [`Gate::apply`] of a gate that there is.
     #[inline(always)]
     pub fn apply<E: Number>(self, gate: f32, up: f32) -> f32 {
-        GATES! { apply self.0, E, gate, up }
+        ROW_GATES! { apply self.0, E, gate, up }
     }
 }
 
@@ -115,7 +144,7 @@ mod host {
     }
 
     /// A type for each activation.
-    const TYPES: [(TypeId, Option<Activation>); Activation::ALL.len()] = GATES! { types };
+    const TYPES: [(TypeId, Option<Activation>); Activation::ALL.len()] = ROW_GATES! { types };
 
     /// The activation of an instance's type [`Gate`].
     pub fn gate_of(gate: TypeId) -> Option<Activation> {
@@ -125,5 +154,6 @@ mod host {
     #[test]
     fn every_activation_is_a_gate() {
         assert_eq!(TYPES.map(|(_, activation)| activation), Activation::ALL.map(Some));
+        assert!(TYPES.iter().zip(GATES! { types }).all(|(all, fused)| *all == fused));
     }
 }

@@ -9,7 +9,7 @@
 //! Bound     memory: two loads and one store for each column.
 //! Source    arXiv:2002.05202.
 
-use crate::activation::{GATES, Gate};
+use crate::activation::{Gate, ROW_GATES};
 use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -27,7 +27,7 @@ const NUM_THREADS: u32 = 128;
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     overlaps,
-    instances(A in GATES, E in [f32, f16, bf16], {A}_mul_{E} = <E, A>)
+    instances(A in ROW_GATES, E in [f32, f16, bf16], {A}_mul_{E} = <E, A>)
 )]
 pub unsafe fn gate_rows<E: Number, A: Gate>(
     num_rows: Global<u32>,

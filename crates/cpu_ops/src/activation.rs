@@ -59,7 +59,7 @@ mod tests {
         gates[..4].copy_from_slice(&[0.0, -200.0, 200.0, -0.0]);
         let up: Vec<f32> = random(2, 300).iter().map(|x| x * 10.0).collect();
         let rows = [&gates, &up].map(|data| Rows::dense(data, 100));
-        for activation in Activation::ALL.into_iter().chain([Activation::SwigluOai]) {
+        for activation in Activation::ALL {
             let mut out = vec![f32::NAN; 300];
             gate(activation, &rows[0], &rows[1], f32::INFINITY, RowsMut::dense(&mut out, 100));
             let pairs = gates.iter().zip(&up).map(|(&gate, &up)| [gate, up].map(f64::from));
@@ -76,7 +76,7 @@ mod tests {
         let (gates, up) =
             ([300.0, 300.0, 300.0, f32::INFINITY, 1.0], [1.0, 300.0, -300.0, 2.0, f32::NAN]);
         let rows = [&gates, &up].map(|data| Rows::dense(data, 5));
-        for activation in Activation::ALL {
+        for activation in Activation::FUSED {
             let mut out = [0.0; 5];
             gate(activation, &rows[0], &rows[1], 65504.0, RowsMut::dense(&mut out, 5));
             assert_eq!(out[..4], [300.0, 65504.0, -65504.0, 65504.0]);

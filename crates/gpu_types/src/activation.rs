@@ -2,23 +2,27 @@
 
 macro_rules! activations {
     ($($(#[$doc:meta])* $activation:ident, $name:literal, in config.json $config_names:expr;)*
-     @ without kernels: $($(#[$cpu_doc:meta])* $cpu:ident, $cpu_name:literal;)*) => {
+     @ of rows alone: $($(#[$row_doc:meta])* $row:ident, $row_name:literal;)*) => {
         /// The activation of a feed-forward layer's gate: `activation(gate) * up`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Activation {
             $($(#[$doc])* $activation,)*
-            $($(#[$cpu_doc])* $cpu,)*
+            $($(#[$row_doc])* $row,)*
         }
 
         impl Activation {
-            /// Those that kernels have instances for.
-            pub const ALL: [Activation; [$($name),*].len()] = [$(Activation::$activation),*];
+            /// All of them.
+            pub const ALL: [Activation; [$($name,)* $($row_name),*].len()] =
+                [$(Activation::$activation,)* $(Activation::$row),*];
+
+            /// Those that kernels fuse with linear layers that are no experts'.
+            pub const FUSED: [Activation; [$($name),*].len()] = [$(Activation::$activation),*];
 
             /// Name of the activation in symbols.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Activation::$activation => $name,)*
-                    $(Activation::$cpu => $cpu_name,)*
+                    $(Activation::$row => $row_name,)*
                 }
             }
 
@@ -26,7 +30,7 @@ macro_rules! activations {
             pub const fn gate_name(self) -> &'static str {
                 match self {
                     $(Activation::$activation => concat!($name, "_mul"),)*
-                    $(Activation::$cpu => concat!($cpu_name, "_mul"),)*
+                    $(Activation::$row => concat!($row_name, "_mul"),)*
                 }
             }
 
@@ -34,7 +38,7 @@ macro_rules! activations {
             pub const fn gate_linear_name(self) -> &'static str {
                 match self {
                     $(Activation::$activation => concat!($name, "_linear"),)*
-                    $(Activation::$cpu => concat!($cpu_name, "_linear"),)*
+                    $(Activation::$row => concat!($row_name, "_linear"),)*
                 }
             }
 
@@ -42,7 +46,7 @@ macro_rules! activations {
             pub const fn config_names(self) -> &'static [&'static str] {
                 match self {
                     $(Activation::$activation => &$config_names,)*
-                    $(Activation::$cpu => &[],)*
+                    $(Activation::$row => &[],)*
                 }
             }
         }
@@ -52,7 +56,7 @@ macro_rules! activations {
 activations! {
     /// `x * sigmoid(x)`. Source: arXiv:1702.03118.
     Silu, "silu", in config.json ["silu", "swish"];
-    @ without kernels:
+    @ of rows alone:
     /// That of gpt-oss: with `g = min(gate, LIMIT)` and `u = clamp(up, -LIMIT, LIMIT)` the gate is
     /// `g * sigmoid(ALPHA * g) * (u + 1)`, of [`Activation::SWIGLU_LIMIT`] and
     /// [`Activation::SWIGLU_ALPHA`].

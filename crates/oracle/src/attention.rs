@@ -74,6 +74,8 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// Largest relative error of a probability.
     pub rounding: f64,
+    /// A score of each query head that has no value, in turn; none if empty.
+    pub sinks: &'a [f32],
 }
 
 /// What attention gives, before it is stored.
@@ -104,7 +106,11 @@ impl Attention<'_> {
                 let q = &q[out.len()..][..pages.head_dim];
                 let kv_head = head / (self.num_heads / pages.num_kv_heads);
                 let row = |key| pages.row(seq, kv_head, key);
-                lse.push(self.head(q, k, v, (self.keys(seq, query), row, &mut out)));
+                let sink = match self.sinks {
+                    [] => f64::NEG_INFINITY,
+                    sinks => sinks[head % sinks.len()].into(),
+                };
+                lse.push(self.head(q, k, v, sink, (self.keys(seq, query), row, &mut out)));
             }
         }
         Attended { out, lse }
@@ -116,6 +122,7 @@ impl Attention<'_> {
         q: &[f32],
         k: &[f64],
         v: &[f64],
+        sink: f64,
         (keys, row, out): (Range<usize>, impl Fn(usize) -> usize, &mut Vec<Approx>),
     ) -> Approx {
         let scale = f64::from(self.scale);
@@ -131,9 +138,9 @@ impl Attention<'_> {
                 sum
             })
             .collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let max = scores.iter().copied().fold(sink, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-        let total: f64 = weights.iter().sum();
+        let total: f64 = weights.iter().sum::<f64>() + (sink - max).exp();
         let weights: Vec<f64> = weights.iter().map(|weight| weight / total).collect();
         for column in 0..q.len() {
             let values = || keys.clone().map(|key| v[row(key) + column]).zip(&weights);

@@ -171,7 +171,11 @@ impl Plan {
             Op::ExpertLinear(op) => {
                 let weight = self.weight(op.weight);
                 let products = shape.num_tokens * op.experts.width;
-                cost.flops = 2 * products * (weight.rows / op.num_experts) * weight.cols;
+                let parts = 1 + usize::from(op.gate.is_some());
+                cost.flops = 2 * parts * products * (weight.rows / op.num_experts) * weight.cols;
+                if op.gate.is_some() {
+                    cost.flops += GATE_FLOPS * self.view_elems(op.out, shape);
+                }
             }
         }
         if let Some(RopeAppend { q, k, .. }) = op.rope_append() {

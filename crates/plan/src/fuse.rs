@@ -5,6 +5,7 @@
 //! | norm of f32 rows | linear layer | [`Linear::norm`]: the operand |
 //! | linear layer | gate of its two halves | [`Linear::gate`]: gate and up |
 //! | gate | linear layer | [`Linear::gate_before`]: the operand |
+//! | two linear layers of experts | their gate | [`ExpertLinear::gate`]: gate and up |
 //! | linear layer to f32 | residual added to it | [`Linear::residual`]: the output before it |
 //! | all-reduce | residual that the sum is added to, and its norm | [`AllReduce`]: the sum |
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
@@ -17,8 +18,8 @@
 
 use super::memory::{Lifetime, lifetimes};
 use super::{
-    Activation, AllReduce, AppendAttention, Attention, Dtype, Fusion, Linear, Norm, Op, Plan,
-    RopeAppend, View,
+    Activation, AllReduce, AppendAttention, Attention, Dtype, ExpertGate, ExpertLinear, Fusion,
+    Linear, Norm, Op, Plan, RopeAppend, View,
 };
 
 impl Plan {
@@ -29,6 +30,13 @@ impl Plan {
         let pass = Pass { plan: self, lifetimes: lifetimes(self) };
         let mut ops: Vec<Op> = Vec::with_capacity(self.ops.len());
         for (index, op) in self.ops.iter().enumerate() {
+            if let [.., gate, up] = &ops[..]
+                && let Some(fused) = pass.expert_gate([gate, up], op, index).filter(&takes)
+            {
+                ops.truncate(ops.len() - 2);
+                ops.push(fused);
+                continue;
+            }
             let pair = ops.last().and_then(|last| pass.pair(last, op, index));
             match (pair.filter(&takes), ops.last_mut()) {
                 (Some(pair), Some(last)) => *last = pair,
@@ -105,6 +113,26 @@ impl Pass<'_> {
             && is_alive
             && self.is_passed_on(linear.x, index);
         fits.then_some(Op::Linear(Linear { x, norm: Some(norm), ..*linear }))
+    }
+
+    /// The linear layers of the gate and of up of experts, and their gate.
+    fn expert_gate(&self, [gate, up]: [&Op; 2], op: &Op, index: usize) -> Option<Op> {
+        let (Op::ExpertLinear(gate), Op::ExpertLinear(up), &Op::Gate { activation, out, .. }) =
+            (gate, up, op)
+        else {
+            return None;
+        };
+        let fits = self.plan.numerics.fusion.gemm_swiglu
+            && op.reads() == [gate.out, up.out]
+            && [gate, up].iter().all(|linear| linear.gate.is_none() && linear.weights.is_none())
+            && (gate.x, gate.experts) == (up.x, up.experts)
+            && self.plan.dtype(gate.out) == self.plan.numerics.precision.operand()
+            && out.tensor != gate.x.tensor
+            && self.is_passed_on(up.out, index)
+            && self.lifetimes[gate.out.tensor.0]
+                == Some(Lifetime { first: index - 2, last: index });
+        let of_up = ExpertGate { activation, up: up.weight, bias: up.bias };
+        fits.then_some(Op::ExpertLinear(ExpertLinear { gate: Some(of_up), out, ..*gate }))
     }
 
     fn linear_gate(

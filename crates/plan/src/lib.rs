@@ -34,8 +34,8 @@ pub use kv::{KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
 pub use memory::ArenaLayout;
 pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};
 pub use op::{
-    AllReduce, AppendAttention, Attention, ExpertLinear, Groups, Linear, MaterializedAttention,
-    Norm, Op, RopeAppend, Route, Scores,
+    AllReduce, AppendAttention, Attention, ExpertGate, ExpertLinear, Groups, Linear,
+    MaterializedAttention, Norm, Op, RopeAppend, Route, Scores,
 };
 pub use precision::Precision;
 pub use rank::Rank;

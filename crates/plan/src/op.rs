@@ -216,6 +216,8 @@ pub struct ExpertLinear {
     pub weight: WeightId,
     /// `[num_experts * n]`.
     pub bias: Option<WeightId>,
+    /// Up, where the products are those of the gate, and `activation(gate) * up` is meant.
+    pub gate: Option<ExpertGate>,
     /// Experts of the layer.
     pub num_experts: usize,
     /// `[tokens, top_k]` f32: `out[t, n]` is the sum of the products times these, in f32 and in
@@ -223,6 +225,17 @@ pub struct ExpertLinear {
     pub weights: Option<View>,
     /// `[tokens, n]` with weights, `[tokens, top_k * n]` without.
     pub out: View,
+}
+
+/// What [`ExpertLinear`] multiplies its activated products with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertGate {
+    /// What the gate goes through.
+    pub activation: Activation,
+    /// As [`ExpertLinear::weight`].
+    pub up: WeightId,
+    /// As [`ExpertLinear::bias`].
+    pub bias: Option<WeightId>,
 }
 
 /// `x` becomes the sum of all ranks' `x`, added in f32 in the order of the ranks and rounded once.
@@ -437,8 +450,10 @@ impl Op {
     pub fn weights(&self) -> Vec<WeightId> {
         match *self {
             Op::Embedding { table, .. } => vec![table],
-            Op::ExpertLinear(ExpertLinear { weight, bias, .. }) => {
-                [weight].into_iter().chain(bias).collect()
+            Op::ExpertLinear(ExpertLinear { weight, bias, gate, .. }) => {
+                let of_gate = gate.map(|gate| [Some(gate.up), gate.bias]);
+                let others = [bias].into_iter().chain(of_gate.into_iter().flatten()).flatten();
+                [weight].into_iter().chain(others).collect()
             }
             Op::Route(Route { scores: Scores::Sigmoid { bias, .. }, .. }) => vec![bias],
             Op::Attention(Attention { sinks, .. })

@@ -184,6 +184,7 @@ impl Inputs {
             causal: self.is_causal(),
             window: None,
             batch_invariant: false,
+            has_sinks: false,
         })
     }
 

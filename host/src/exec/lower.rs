@@ -41,8 +41,8 @@ pub use self::step_buffer::StepBuffer;
 use super::tensor_maps::{Encode, TensorMaps};
 use super::{ExecError, Gemm};
 use crate::plan::{
-    Activation, AppendAttention, Attention, Bounds, Dtype, Op, Plan, RopeAppend, Rows, StepLayout,
-    View, WeightId, WeightPart,
+    AppendAttention, Attention, Bounds, Dtype, Op, Plan, RopeAppend, Rows, StepLayout, View,
+    WeightId, WeightPart,
 };
 use half::{bf16, f16};
 
@@ -217,6 +217,7 @@ pub(super) fn launcher(plan: &Plan, op: &Attention) -> attention::Attention {
         causal: op.causal,
         window: op.window,
         batch_invariant: plan.numerics().batch_invariant,
+        has_sinks: op.sinks.is_some(),
     }
 }
 
@@ -301,7 +302,6 @@ impl<'a> Lowering<'a> {
             op: op.name().to_owned(),
             why: why.to_string(),
         };
-        self.check_forms(op)?;
         let launched = match *op {
             Op::Embedding { table, out, scale } => {
                 let width = self.plan.weight(table).cols;
@@ -421,24 +421,6 @@ impl<'a> Lowering<'a> {
         Ok(launched.map_err(unsupported)?.into_iter().collect())
     }
 
-    /// Refuses forms of operations that no kernel has.
-    fn check_forms(&self, op: &Op) -> Result<(), ExecError> {
-        let stored = op.materialized_attention().map(|op| &op.attention);
-        let has_sinks = op.attention().or(stored).is_some_and(|op| op.sinks.is_some());
-        let activation = match *op {
-            Op::Gate { activation, .. } => Some(activation),
-            Op::Linear(ref op) => op.gate.or(op.gate_before.map(|(activation, _)| activation)),
-            _ => None,
-        };
-        let what = match activation {
-            _ if has_sinks => "attention with sinks",
-            Some(Activation::SwigluOai) => "the gate of gpt-oss",
-            _ => return Ok(()),
-        };
-        let why = format!("{what} on a GPU; it runs with --device cpu");
-        Err(ExecError::Unsupported { op: op.name().to_owned(), why })
-    }
-
     /// `out = x (+ residual)`.
     fn stored_sum<X: DeviceElement, Y: DeviceElement + OutputOf<X>>(
         &self,
@@ -507,7 +489,13 @@ impl<'a> Lowering<'a> {
         op: &Attention,
         [k_pool, v_pool]: [DevicePtr<E>; 2],
     ) -> Result<AttentionOperands<E>, ExecError> {
-        Ok(AttentionOperands { q: self.view(op.q)?, k_pool, v_pool, out: self.view(op.out)? })
+        let (q, out, sinks) = (self.view(op.q)?, self.view(op.out)?, self.sinks(op)?);
+        Ok(AttentionOperands { q, k_pool, v_pool, out, sinks })
+    }
+
+    /// The scores of query heads that have no value; null without.
+    fn sinks(&self, op: &Attention) -> Result<DevicePtr<f32>, ExecError> {
+        op.sinks.map_or(Ok(DevicePtr::null()), |sinks| self.weight(sinks))
     }
 
     /// Most rows of `view`'s activation.

@@ -38,7 +38,12 @@ impl Collector {
                     (plan.weight(linear.weight), linear_entry(plan, linear, activations)?)
                 }
                 Op::ExpertLinear(layer) => {
-                    (plan.weight(layer.weight), expert_entry(plan, layer, activations)?)
+                    let weight = plan.weight(layer.weight);
+                    if !weight.parts.iter().all(|part| self.names.contains_key(&part.source)) {
+                        let why = "gate and up of its experts are one tensor; take a GGUF file";
+                        return Err(fault(weight, why));
+                    }
+                    (weight, expert_entry(plan, layer, activations)?)
                 }
                 _ => return Ok(()),
             };

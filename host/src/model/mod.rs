@@ -14,6 +14,7 @@ pub use config::{
     Config, ConfigError, ExpertScores, Experts, Family, LayerConfig, NormPlacement, QkNorm,
 };
 pub use error::ModelError;
+use names::ExpertForm;
 pub(crate) use names::Names;
 pub(crate) use rope::yarn_attention_factor;
 pub use rope::{QueryScaling, Rope, RopeScaling};
@@ -72,10 +73,21 @@ impl Decoder {
     }
 
     /// Each tensor's name in GGUF, after its names in the checkpoint: one, or one of each expert.
+    /// Experts whose gate and up are one tensor in the checkpoint are left out.
     pub(crate) fn gguf_names(&self) -> impl Iterator<Item = (Vec<String>, String)> {
-        let is_each = self.names.experts.each.is_some();
-        let mut sources = self.names.tensors(&self.config).into_iter().map(|(name, _)| name);
-        let gguf = Names::gguf(self.config.family).tensors(&self.config).into_iter();
+        let is_each = matches!(self.names.experts.form, ExpertForm::Each(_));
+        let is_left_out = |name: &str| {
+            self.has_joined_experts()
+                && [".experts.", "_exps.", "_moe.input_", "_moe.output_"]
+                    .iter()
+                    .any(|part| name.contains(part))
+        };
+        let of = |names: &Names| {
+            let tensors = names.tensors(&self.config).into_iter();
+            tensors.filter(|(name, _)| !is_left_out(name)).collect::<Vec<_>>()
+        };
+        let mut sources = of(self.names).into_iter().map(|(name, _)| name);
+        let gguf = of(Names::gguf(self.config.family)).into_iter();
         gguf.map(move |(name, shape)| {
             let count = match shape[..] {
                 [num_experts, _, _] if is_each => num_experts,
@@ -83,6 +95,12 @@ impl Decoder {
             };
             (sources.by_ref().take(count).collect(), name)
         })
+    }
+
+    /// Whether gate and up of all experts are one tensor of the checkpoint.
+    pub(crate) fn has_joined_experts(&self) -> bool {
+        let form = self.names.experts.form;
+        self.config.experts.is_some() && !matches!(form, ExpertForm::Each(_) | ExpertForm::Stacks)
     }
 
     /// The weights.

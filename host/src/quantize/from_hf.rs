@@ -23,6 +23,9 @@ pub(super) fn source<'a>(
     json: &serde_json::Value,
 ) -> Result<Source<'a>, QuantizeError> {
     let config = model.config();
+    if model.decoder().has_joined_experts() {
+        return Err(QuantizeError::NoKey("experts whose gate and up are one tensor"));
+    }
     let mut metadata = Metadata(keys(config)?.into_iter().collect());
     let mut put = |key: &str, value| metadata.0.insert(key.to_owned(), value);
     if let Some(name) = dir.canonicalize().ok().as_deref().and_then(Path::file_name) {

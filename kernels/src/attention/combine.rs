@@ -34,6 +34,15 @@ pub(super) struct PartialOut {
 }
 
 impl PartialOut {
+    /// The same with a score that has no value.
+    #[inline(always)]
+    pub fn with_sink(self, sink: f32) -> Self {
+        let max = math::max(self.max, sink);
+        let [weight, of_sink] = [self.max, sink].map(|score| math::exp2_approx(score - max));
+        let sum = math::fma(self.sum, weight, of_sink);
+        PartialOut { max, sum, values: self.values.map(|value| value * weight) }
+    }
+
     /// The output.
     #[inline(always)]
     pub fn normalized(&self) -> Values {

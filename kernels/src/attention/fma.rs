@@ -280,9 +280,10 @@ impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WarpTile
     }
 
     #[inline(always)]
-    fn normalize(&mut self) {
+    fn normalize(&mut self, sink: f32) {
         unroll!(i in 0..ROWS, {
-            let total = row_sum(self.sum[i]);
+            let of_sink = math::exp2_approx(sink - self.max[i] * self.scale);
+            let total = row_sum(self.sum[i]) + of_sink;
             self.scale_row(i, if total > 0.0 { math::rcp_approx(total) } else { 0.0 });
         });
     }

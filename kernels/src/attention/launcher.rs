@@ -46,6 +46,8 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Whether no bit of a row may depend on the other rows of the step.
     pub batch_invariant: bool,
+    /// Whether each query head has a score without a value, [`AttentionOperands::sinks`].
+    pub has_sinks: bool,
 }
 
 /// The step inputs that attention reads.
@@ -80,6 +82,8 @@ pub struct AttentionOperands<E = f32> {
     pub v_pool: DevicePtr<E>,
     /// `[tokens, num_heads * head_dim]`.
     pub out: Rows<E>,
+    /// `[num_heads]`: scores that have no value, which take part in the softmax; null without.
+    pub sinks: DevicePtr<f32>,
 }
 
 /// The operands of a fused rotation and append: `q` is not rotated yet, and the previous launch

@@ -212,7 +212,8 @@ pub unsafe fn attention_scores<E: Number>(
 /// 1. The step inputs are as in [`attention_scores()`]; `scores` and `probabilities` hold
 ///    `num_tokens` rows of `num_heads` heads, and the scores are written of the keys that a token
 ///    sees.
-/// 2. `probabilities` overlaps nothing that is read.
+/// 2. `probabilities` overlaps nothing that is read. `sinks` holds a number for each query head, or is
+///    null.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     overlaps,
@@ -233,6 +234,7 @@ pub unsafe fn attention_softmax<E: Number>(
     num_heads: u32,
     causal: u32,
     window: u32,
+    sinks: Global<f32>,
 ) {
     let (token_idx, head) = (thread::block_idx_x(), thread::block_idx_y());
     // SAFETY: one element, a step input: no launch of the step writes it.
@@ -261,7 +263,11 @@ pub unsafe fn attention_softmax<E: Number>(
         let block_max = block_reduce(max, math::max);
         // A thread without a key has a sum of 0.
         let rescale = if max == block_max { 1.0 } else { math::exp2_approx(max - block_max) };
-        let reciprocal = 1.0 / block_reduce(sum * rescale, |a, b| a + b);
+        let mut total = block_reduce(sum * rescale, |a, b| a + b);
+        if !sinks.is_null() {
+            total += math::exp2_approx(sinks.get(head as usize) * LOG2_E - block_max);
+        }
+        let reciprocal = 1.0 / total;
 
         let mut key = first_key;
         while key < token.end_key {

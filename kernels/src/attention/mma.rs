@@ -167,9 +167,10 @@ impl<const PANELS: usize> RowTile<PANELS> {
     }
 
     #[inline(always)]
-    fn normalize(&mut self) {
+    fn normalize(&mut self, sink: f32, scale: f32) {
         unroll!(row in 0..2, {
-            let total = reduce_row(self.sum[row], |a, b| a + b);
+            let of_sink = math::exp2_approx(sink - self.max[row] * scale);
+            let total = reduce_row(self.sum[row], |a, b| a + b) + of_sink;
             self.scale_row(row, if total > 0.0 { math::rcp_approx(total) } else { 0.0 });
         });
     }
@@ -304,9 +305,9 @@ impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usiz
     }
 
     #[inline(always)]
-    fn normalize(&mut self) {
+    fn normalize(&mut self, sink: f32) {
         unroll!(row_tile in 0..ROW_TILES, {
-            self.row_tiles[row_tile].normalize();
+            self.row_tiles[row_tile].normalize(sink, self.scale);
         });
     }
 

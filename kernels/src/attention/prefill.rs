@@ -104,7 +104,7 @@ const fn half_shape(panels: usize) -> [usize; 2] {
 ///    `softmax_scale` is above 0.
 /// 3. If `aligned` is not 0, or `E` has 16 bits, every head is 16-byte aligned in `q`, the pools
 ///    and `out`.
-/// 4. `out` overlaps nothing that is read.
+/// 4. `out` overlaps nothing that is read. `sinks` holds a number for each query head, or is null.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
     overlaps,
@@ -137,6 +137,7 @@ pub unsafe fn attention_prefill<
     window: u32,
     out: GlobalMut<()>,
     out_stride: u32,
+    sinks: Global<f32>,
 ) {
     type Tile<E, const ROWS: usize, const KEYS: usize, const PANELS: usize> =
         <E as AttentionElement>::Prefill<ROWS, KEYS, PANELS>;
@@ -241,7 +242,11 @@ pub unsafe fn attention_prefill<
         // 4. Output. The item is loaded again: its registers are the accumulators' until here.
         let PrefillItem { head, first_token, queries, .. } = PrefillItem::load(items, index);
         let out = out.cast::<E>().add((head * head_dim) as usize);
-        tile.normalize();
+        let sink = match sinks.is_null() {
+            true => f32::NEG_INFINITY,
+            false => sinks.get(head as usize) * LOG2_E,
+        };
+        tile.normalize(sink);
         tile.for_each_pair(|row, column, pair| {
             if warp_row + row < queries {
                 let token = (first_token + warp_row + row) as usize;

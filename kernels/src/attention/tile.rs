@@ -163,8 +163,9 @@ pub(super) trait WarpTile: Sized {
         smem_v: Shared<Self::Element>,
     );
 
-    /// Divides the output by the row sums; rows without a visible key become zeros.
-    fn normalize(&mut self);
+    /// Divides the output by the row sums, to each of which a score `sink` without a value is added,
+    /// scaled as [`WarpTile::for_each_row`] has them; rows without a visible key become zeros.
+    fn normalize(&mut self, sink: f32);
 
     /// Calls `f` with the index, largest scaled score and row sum of each row, in one lane of the
     /// warp.

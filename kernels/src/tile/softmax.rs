@@ -87,11 +87,15 @@ impl OnlineSoftmax {
     }
 
     /// The factor that makes the rows' weights sum to 1, 0 for a row without a key, and the
-    /// natural logarithm of the sum of the exponentials of its scores.
+    /// natural logarithm of the sum of the exponentials of its scores. `sink` is one more score, in
+    /// base 2, that has no value; minus infinity where there is none.
     #[inline(always)]
-    pub fn finish(&self) -> [RowSum; 2] {
+    pub fn finish(&self, sink: f32) -> [RowSum; 2] {
         [0, 1].map(|row| {
-            let sum = reduce_quad(self.sum[row], |a, b| a + b);
+            let of_sink = math::exp2_approx(math::fma(-self.max[row], self.scale, sink));
+            // Not a number for a row without a key.
+            let of_sink = if self.max[row] == f32::NEG_INFINITY { 0.0 } else { of_sink };
+            let sum = reduce_quad(self.sum[row], |a, b| a + b) + of_sink;
             let is_empty = sum == 0.0;
             RowSum {
                 inverse: if is_empty { 0.0 } else { math::rcp_approx(sum) },

@@ -6,6 +6,7 @@ mod launches;
 mod prefill;
 
 use crate::harness::*;
+use cuda_std::launch::DevicePtr;
 use kernels::Rows;
 use kernels::attention::work::{Part, PrefillItem};
 use kernels::attention::{Attention, AttentionOperands, SeqInputs, SeqLens};
@@ -27,6 +28,8 @@ struct Case {
     causal: bool,
     /// Multiplies the queries.
     magnitude: f32,
+    /// Scores of heads without a value, in turn.
+    pub sinks: &'static [f32],
 }
 
 const CASE: Case = Case {
@@ -36,7 +39,11 @@ const CASE: Case = Case {
     window: None,
     causal: true,
     magnitude: 1.0,
+    sinks: &[],
 };
+
+/// Sinks of heads: one as large as scores are, one of no weight, and one beside which nothing counts.
+const SINKS: &[f32] = &[0.5, -30.0, 2.0, 40.0];
 
 const SCALE: f32 = 0.3;
 
@@ -92,7 +99,8 @@ impl Case {
 
     fn definition(&self, rounding: f64) -> oracle::Attention<'_> {
         let &Case { seqs, heads: [num_heads, _], causal, window, .. } = self;
-        oracle::Attention { seqs, num_heads, causal, window, scale: SCALE, rounding }
+        let (scale, sinks) = (SCALE, self.sinks);
+        oracle::Attention { seqs, num_heads, causal, window, scale, rounding, sinks }
     }
 
     fn oracle(&self, values: &Values, rounding: f64) -> Attended {
@@ -119,6 +127,7 @@ impl Case {
             causal: self.causal,
             window: self.window,
             batch_invariant: false,
+            has_sinks: !self.sinks.is_empty(),
         }
     }
 
@@ -175,8 +184,18 @@ impl Case {
             k_pool: device.numbers("k_pool", &values.pools[0]),
             v_pool: device.numbers("v_pool", &values.pools[1]),
             out: device.out("out", (self.width(), self.tokens() + 1)),
+            sinks: self.sinks(device),
         };
         Step { attention, seqs, operands }
+    }
+
+    /// The sinks of all heads; null without.
+    fn sinks(&self, device: &mut Device) -> DevicePtr<f32> {
+        if self.sinks.is_empty() {
+            return DevicePtr::null();
+        }
+        let sinks: Vec<f32> = self.sinks.iter().copied().cycle().take(self.heads[0]).collect();
+        device.f32s("table", &sinks)
     }
 
     /// The outputs of a step; a row more is not written.

@@ -8,7 +8,9 @@ use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::Number;
 use kernels::gemm::SumOrder;
-use kernels::gemm::experts::{ExpertLinear, ExpertOperands, ExpertOut, Route, Stored};
+use kernels::gemm::experts::{
+    ExpertLinear, ExpertOperands, ExpertOut, Route, RouteOperands, Stored,
+};
 use kernels::gemm::quantised::BlockFormat;
 use oracle::{Accumulator, Approx, Linear, Matrix, SUM_ROUNDING, gated};
 
@@ -29,8 +31,10 @@ fn route_matches_oracle() {
         let at = device.matrix::<f32>("logits", &logits, (num_experts + 3, tokens + 1));
         let experts = device.out::<u32>("experts", (top_k + 1, tokens + 1));
         let weights = device.out::<f32>("weights", (top_k, tokens + 1));
-        let route = Route { max_tokens: tokens + 1, num_experts, top_k, normalise: normalise == 1 };
-        device.run(route.launch(num_tokens, at, experts, weights), seed);
+        let normalise = normalise == 1;
+        let route = Route { max_tokens: tokens + 1, num_experts, top_k, normalise, ..SOFTMAX };
+        let operands = RouteOperands { num_tokens, logits: at, bias: None, experts, weights };
+        device.run(route.launch(&operands), seed);
         let got = device.read_rows(weights, [tokens, tokens + 1], top_k);
         let chosen = device.read_u32(experts.ptr, tokens * (top_k + 1));
         for token in 0..tokens {
@@ -41,7 +45,7 @@ fn route_matches_oracle() {
             let chosen: Vec<usize> = chosen.iter().map(|&expert| expert as usize).collect();
             assert_eq!(chosen, order[..top_k], "token {token} of {num_experts}");
             let exp = |&expert: &usize| row[expert].exp();
-            let of = if normalise == 1 { &order[..top_k] } else { &order };
+            let of = if normalise { &order[..top_k] } else { &order };
             let total: f64 = of.iter().map(exp).sum();
             let want = |expert| Approx::f32(exp(expert) / total);
             let want: Vec<Approx> = order[..top_k].iter().map(want).collect();
@@ -55,6 +59,63 @@ fn route_matches_oracle() {
     }
 }
 
+const SOFTMAX: Route =
+    Route { max_tokens: 1, num_experts: 1, top_k: 1, normalise: false, scale: 1.0, groups: None };
+
+/// Sigmoids: the bias chooses, and does not weigh; experts of some groups alone.
+#[test]
+fn sigmoid_routes_match_oracle() {
+    fn check([num_experts, top_k, groups, top_groups]: [usize; 4], seed: u64) {
+        let (mut device, tokens) = (Device::default(), 6);
+        let logits = Matrix::random::<f32>(tokens, num_experts, seed);
+        let bias = random(num_experts, seed + 7);
+        let num_tokens = device.u32s("num_tokens", &[tokens as u32]);
+        let at = device.matrix::<f32>("logits", &logits, (num_experts, tokens));
+        let bias_at = device.f32s("bias", &bias);
+        let experts = device.out::<u32>("experts", (top_k, tokens));
+        let weights = device.out::<f32>("weights", (top_k, tokens));
+        let groups_of = (groups > 1).then_some([groups, top_groups]);
+        let route = Route {
+            max_tokens: tokens,
+            num_experts,
+            top_k,
+            normalise: true,
+            scale: 2.5,
+            groups: groups_of,
+        };
+        let bias_at = Some(bias_at);
+        let operands = RouteOperands { num_tokens, logits: at, bias: bias_at, experts, weights };
+        device.run(route.launch(&operands), seed);
+        let got = device.read_rows(weights, [tokens; 2], top_k);
+        let chosen = device.read_u32(experts.ptr, tokens * top_k);
+        for token in 0..tokens {
+            let score = |expert: usize| 1.0 / (1.0 + (-logits.row(token)[expert]).exp());
+            let biased = |expert: usize| score(expert) + f64::from(bias[expert]);
+            let descending = |mut of: Vec<usize>, key: &dyn Fn(usize) -> f64| {
+                of.sort_by(|&a, &b| key(b).partial_cmp(&key(a)).unwrap());
+                of
+            };
+            let size = num_experts / groups;
+            let best_two = |group: usize| -> f64 {
+                let of_group = descending((group * size..(group + 1) * size).collect(), &biased);
+                of_group.into_iter().take(2).map(biased).sum()
+            };
+            let kept = descending((0..groups).collect(), &best_two);
+            let is_kept = |expert: &usize| kept[..top_groups].contains(&(expert / size));
+            let order = descending((0..num_experts).filter(is_kept).collect(), &biased);
+            let chosen = &chosen[token * top_k..][..top_k];
+            let chosen: Vec<usize> = chosen.iter().map(|&expert| expert as usize).collect();
+            assert_eq!(chosen, order[..top_k], "token {token} of {num_experts}");
+            let total: f64 = chosen.iter().map(|&expert| score(expert)).sum();
+            let want = chosen.iter().map(|&expert| Approx::f32(2.5 * score(expert) / total));
+            assert_right("weights", &got[token * top_k..][..top_k], &want.collect::<Vec<_>>());
+        }
+    }
+    for shape in [[8, 2, 1, 1], [128, 8, 1, 1], [256, 8, 8, 4], [12, 3, 6, 2], [64, 8, 32, 5]] {
+        simt::seeds().for_each(|seed| check(shape, seed));
+    }
+}
+
 /// A logit that is NaN comes last, and is chosen where there is no other.
 #[test]
 fn what_is_no_number_is_routed_last() {
@@ -63,8 +124,10 @@ fn what_is_no_number_is_routed_last() {
     let logits = device.f32s("logits", &[f32::NAN, 1.0, f32::NEG_INFINITY, f32::NAN, 2.0]);
     let experts = device.out::<u32>("experts", (5, 1));
     let weights = device.out::<f32>("weights", (5, 1));
-    let route = Route { max_tokens: 1, num_experts: 5, top_k: 5, normalise: false };
-    device.run(route.launch(num_tokens, Rows::new(logits, 5), experts, weights), 1);
+    let route = Route { num_experts: 5, top_k: 5, ..SOFTMAX };
+    let logits = Rows::new(logits, 5);
+    let operands = RouteOperands { num_tokens, logits, bias: None, experts, weights };
+    device.run(route.launch(&operands), 1);
     assert_eq!(device.read_u32(experts.ptr, 5), [4, 1, 2, 0, 3]);
 }
 
@@ -88,6 +151,7 @@ struct Case {
     choice: Choice,
     x_by_choice: bool,
     gate: Option<Activation>,
+    bias: bool,
     /// Whether outputs are sums, and in f32.
     sums: Option<bool>,
     stored: Stored,
@@ -103,6 +167,7 @@ const CASE: Case = Case {
     choice: Choice::Uneven,
     x_by_choice: false,
     gate: None,
+    bias: false,
     sums: None,
     stored: Stored::Dense,
     order: SumOrder::Fastest,
@@ -135,6 +200,7 @@ impl Case {
         let (weight, codes) = stored_weight(2);
         let (up, up_codes) = stored_weight(3);
         let factors = random(tokens * top_k, 4);
+        let biases = [5, 6].map(|salt| random(num_experts * n, salt));
 
         let mut device = Device::default();
         let memory = |device: &mut Device, matrix: &Matrix, codes: &weights::Codes| {
@@ -176,6 +242,10 @@ impl Case {
             x_by_choice: self.x_by_choice,
             weight: weight_at,
             up: up_at,
+            bias: match self.bias {
+                true => [0, 1].map(|part| device.f32s("bias", &biases[part])),
+                false => [DevicePtr::null(); 2],
+            },
             out: match self.sums {
                 None => ExpertOut::Products(out),
                 Some(false) => ExpertOut::Sums(factors_at, out),
@@ -195,7 +265,7 @@ impl Case {
 
         // The same in f64.
         let product_rounding = if self.stored == Stored::Dense { 0.0 } else { E::ROUNDING };
-        let product = |choice: usize, weight: &Matrix| -> Vec<Approx> {
+        let product = |choice: usize, weight: &Matrix, bias: &[f32]| -> Vec<Approx> {
             let row = x.row(choice / top_k);
             let row = if self.x_by_choice { &row[choice % top_k * k..][..k] } else { row };
             let first = experts[choice] as usize * n * k;
@@ -206,7 +276,7 @@ impl Case {
                     cols: k,
                     values: weight.values[first..][..n * k].to_vec(),
                 },
-                bias: None,
+                bias: self.bias.then(|| &bias[experts[choice] as usize * n..][..n]),
                 residual: None,
                 accumulator: Accumulator::F32,
                 product_rounding,
@@ -215,9 +285,10 @@ impl Case {
         };
         let products: Vec<Vec<Approx>> = (0..experts.len())
             .map(|choice| match self.gate {
-                None => product(choice, &weight),
+                None => product(choice, &weight, &biases[0]),
                 Some(activation) => {
-                    let parts = product(choice, &weight).into_iter().zip(product(choice, &up));
+                    let gates = product(choice, &weight, &biases[0]);
+                    let parts = gates.into_iter().zip(product(choice, &up, &biases[1]));
                     parts.map(|(gate, up)| gated::<E>(activation, gate, up).stored::<E>()).collect()
                 }
             })
@@ -254,6 +325,7 @@ impl Case {
 }
 
 const SILU: Option<Activation> = Some(Activation::Silu);
+const SWIGLU_OAI: Option<Activation> = Some(Activation::SwigluOai);
 
 #[test]
 fn few_choices_match_oracle() {
@@ -265,6 +337,8 @@ fn few_choices_match_oracle() {
             Case { choice, k: 1024 + 8, ..CASE },
             Case { order: SumOrder::SmallBatch, ..of_ten },
             Case { order: SumOrder::SmallBatch, gate: SILU, n: 17, ..of_ten },
+            Case { order: SumOrder::SmallBatch, gate: SWIGLU_OAI, bias: true, ..of_ten },
+            Case { choice, bias: true, sums: Some(true), ..CASE },
             Case { choice, x_by_choice: true, sums: Some(true), n: 130, k: 264, ..CASE },
             Case { choice, x_by_choice: true, sums: Some(false), top_k: 1, ..CASE },
         ] {
@@ -288,6 +362,8 @@ fn many_choices_match_oracle() {
         for case in [
             Case { n: 130, k: 328, ..of_seventy },
             Case { n: 72, gate: SILU, ..of_seventy },
+            Case { n: 33, gate: SWIGLU_OAI, bias: true, ..of_seventy },
+            Case { bias: true, ..of_seventy },
             Case { x_by_choice: true, sums: Some(true), n: 33, ..of_seventy },
             Case { choice, order: SumOrder::Tiles, ..CASE },
         ] {
@@ -331,6 +407,7 @@ fn experts_in_blocks_match_oracle() {
 fn experts_in_f32_match_oracle() {
     for choice in [Choice::ToOne, Choice::Even, Choice::Uneven] {
         Case { choice, n: 37, k: 41, ..CASE }.check::<f32>();
+        Case { choice, bias: true, ..CASE }.check::<f32>();
         Case { choice, x_by_choice: true, sums: Some(true), ..CASE }.check::<f32>();
     }
 }
@@ -368,6 +445,7 @@ fn wrong_layers_are_refused() {
             x_by_choice: false,
             weight: DevicePtr::new(256),
             up: DevicePtr::null(),
+            bias: [DevicePtr::null(); 2],
             out: ExpertOut::Products(Rows::new(DevicePtr::new(256), 32)),
             workspace: 256,
         });

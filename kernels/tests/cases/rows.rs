@@ -182,7 +182,8 @@ fn gates_match_oracle() {
         let got = device.read_rows(out, ROWS, width);
         assert_right(&format!("{activation:?} of {width}"), &got, &stored::<E>(want));
         let clamped = &got[1..width.min(3)];
-        assert!(E::MAX > 1e6 || clamped.iter().all(|value| value.abs() == 65_504.0), "{clamped:?}");
+        let is_clamped = E::MAX < 1e6 && activation == Activation::Silu;
+        assert!(!is_clamped || clamped.iter().all(|value| value.abs() == 65_504.0), "{clamped:?}");
     }
     let widths = [1, 7, 16, 1023, 1024, 1025];
     let shapes = Activation::ALL.map(|activation| widths.map(|width| (activation, width)));
@@ -370,7 +371,7 @@ fn quantised_rows_match_oracle() {
         assert_quantised(&format!("norm, {case}"), got, &want.collect::<Vec<_>>(), f16::ROUNDING);
         // 3. Of a gate.
         let [gate, up] = [4, 5].map(|salt| rows_to_quantise::<f16>(width, salt));
-        for activation in Activation::ALL {
+        for activation in Activation::FUSED {
             let mut device = Device::default();
             let (gate_rows, up_rows) =
                 (device.matrix("gate", &gate, place), device.matrix("up", &up, place));

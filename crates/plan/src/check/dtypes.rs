@@ -2,8 +2,8 @@
 //! blocks have whole ones.
 
 use super::super::{
-    AllReduce, AppendAttention, Attention, Dtype, ExpertLinear, Linear, Norm, Op, Plan, PlanError,
-    RopeAppend, Route, Scores, View, WeightId,
+    AllReduce, AppendAttention, Attention, Dtype, ExpertGate, ExpertLinear, Linear, Norm, Op, Plan,
+    PlanError, RopeAppend, Route, Scores, View, WeightId,
 };
 
 /// Types that operations compute on.
@@ -87,12 +87,18 @@ impl Plan {
                 is("the experts", self.dtype(experts), &[Dtype::U32])?;
                 is("the weights", self.dtype(weights), &[Dtype::F32])
             }
-            Op::ExpertLinear(ExpertLinear { x, experts, weight, bias, weights, out, .. }) => {
+            Op::ExpertLinear(ExpertLinear {
+                x, experts, weight, bias, gate, weights, out, ..
+            }) => {
                 bias.map_or(Ok(()), |bias| self.check_vector(&at, "the bias", bias))?;
                 let operand = self.numerics.precision.operand();
                 is("x", self.dtype(x), &[operand])?;
                 is("the experts", self.dtype(experts), &[Dtype::U32])?;
                 self.check_matrix(&at, "the weight", weight, &[operand])?;
+                if let Some(ExpertGate { up, bias, .. }) = gate {
+                    self.check_matrix(&at, "up", up, &[operand])?;
+                    bias.map_or(Ok(()), |bias| self.check_vector(&at, "the bias of up", bias))?;
+                }
                 match weights {
                     Some(weights) => is("the weights", self.dtype(weights), &[Dtype::F32])?,
                     None => is("out", self.dtype(out), &[operand])?,

@@ -5,9 +5,9 @@ mod dtypes;
 mod tests;
 
 use super::{
-    AllReduce, AppendAttention, Attention, Constant, ConstantId, Dtype, ExpertLinear, Groups,
-    Linear, MaterializedAttention, Op, PartTransform, Plan, PlanError, RopeAppend, Route, Rows,
-    Scores, View, Weight, WeightId, WeightPart,
+    AllReduce, AppendAttention, Attention, Constant, ConstantId, Dtype, ExpertGate, ExpertLinear,
+    Groups, Linear, MaterializedAttention, Op, PartTransform, Plan, PlanError, RopeAppend, Route,
+    Rows, Scores, View, Weight, WeightId, WeightPart,
 };
 
 impl Plan {
@@ -212,9 +212,15 @@ impl Plan {
     }
 
     fn check_expert_linear(&self, op: &ExpertLinear) -> Result<(), String> {
-        let &ExpertLinear { x, experts, weight, bias, num_experts, weights, out } = op;
+        let &ExpertLinear { x, experts, weight, bias, gate, num_experts, weights, out } = op;
         let weight = self.weight(weight);
         bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
+        if let Some(ExpertGate { up, bias, .. }) = gate {
+            same("rows of up", self.weight(up).rows, weight.rows)?;
+            same("columns of up", self.weight(up).cols, weight.cols)?;
+            bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
+            ensure(weights.is_none(), || "sums of what is gated".into())?;
+        }
         ensure(num_experts > 0, || "no experts".into())?;
         same("rows left over", weight.rows % num_experts, 0)?;
         let (rows, top_k) = (weight.rows / num_experts, experts.width);

@@ -435,6 +435,7 @@ fn routed() -> Plan {
         experts,
         weight: matrix,
         bias: Some(bias),
+        gate: None,
         num_experts: 8,
         weights: Some(weights),
         out,

@@ -153,6 +153,7 @@ impl Inputs {
             causal: self.causal,
             window: None,
             batch_invariant: false,
+            has_sinks: false,
         }
     }
 
@@ -196,6 +197,7 @@ impl Inputs {
                     k_pool: DevicePtr::new(k_pool),
                     v_pool: DevicePtr::new(v_pool),
                     out: Rows::new(DevicePtr::new(out), WIDTH),
+                    sinks: DevicePtr::null(),
                 };
                 let launch = with_maps(encode, |maps| {
                     attention.prefill(gpu, &seqs, &operands, &workspace, maps)

@@ -2,46 +2,52 @@
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows;
-use kernels::gemm::experts::{self, ExpertOperands, ExpertOut, Stored};
+use kernels::gemm::experts::{self, ExpertOperands, ExpertOut, RouteOperands, Stored};
 
 use super::element::{DeviceElement, Launched};
 use super::{Lowering, sum_order};
 use crate::exec::ExecError;
-use crate::plan::{Dtype, ExpertLinear, Op, Plan, Route, View};
+use crate::plan::{Dtype, ExpertLinear, Op, Plan, Route, Scores, View, WeightId};
+
+/// Rows of a tile of a weight in blocks.
+const TILE_ROWS: usize = kernels::gemm::quantised::format::TILE_ROWS as usize;
+
+fn unsupported(op: &ExpertLinear, why: impl Into<String>) -> ExecError {
+    ExecError::Unsupported { op: Op::ExpertLinear(*op).name().to_owned(), why: why.into() }
+}
+
+/// How the matrices of all experts are stored.
+fn stored(plan: &Plan, op: &ExpertLinear, weight: WeightId) -> Result<Stored, ExecError> {
+    let weight = plan.weight(weight);
+    let formats: Vec<_> = weight.parts.iter().map(|part| weight.tile_format(part)).collect();
+    let is_apart = weight.parts.len() == op.num_experts;
+    let rows = weight.rows / op.num_experts;
+    match formats[0] {
+        format if formats.iter().any(|other| *other != format) => {
+            Err(unsupported(op, "experts of one layer in several formats"))
+        }
+        Some(_) if !is_apart && !rows.is_multiple_of(TILE_ROWS) => {
+            Err(unsupported(op, "experts in blocks whose rows are no multiple of 16"))
+        }
+        Some(format) => Ok(Stored::Tiles(format)),
+        None => Ok(Stored::Dense),
+    }
+}
 
 /// `op` as the kernels take it.
-pub(super) fn layer(plan: &Plan, op: &ExpertLinear) -> Result<experts::ExpertLinear, ExecError> {
-    let unsupported = |why: &str| ExecError::Unsupported {
-        op: Op::ExpertLinear(*op).name().to_owned(),
-        why: why.to_owned(),
-    };
+fn layer(plan: &Plan, op: &ExpertLinear) -> Result<experts::ExpertLinear, ExecError> {
     let (weight, num_experts) = (plan.weight(op.weight), op.num_experts);
-    let n = weight.rows / num_experts;
-    let formats: Vec<_> = weight.parts.iter().map(|part| weight.tile_format(part)).collect();
-    let stored = match formats[0] {
-        format if formats.iter().any(|other| *other != format) => {
-            return Err(unsupported("experts of one layer in several formats"));
-        }
-        Some(_) if weight.parts.len() != num_experts && !n.is_multiple_of(TILE_ROWS) => {
-            return Err(unsupported("experts in blocks whose rows are no multiple of 16"));
-        }
-        Some(format) => Stored::Tiles(format),
-        None => Stored::Dense,
-    };
     Ok(experts::ExpertLinear {
         max_tokens: plan.bounds.max_rows(plan.tensor(op.out.tensor).rows),
         num_experts,
         top_k: op.experts.width,
-        n,
+        n: weight.rows / num_experts,
         k: weight.cols,
-        stored,
-        gate: None,
+        stored: stored(plan, op, op.weight)?,
+        gate: op.gate.map(|gate| gate.activation),
         order: sum_order(plan),
     })
 }
-
-/// Rows of a tile of a weight in blocks.
-const TILE_ROWS: usize = kernels::gemm::quantised::format::TILE_ROWS as usize;
 
 /// Bytes that `op` needs for itself.
 pub(super) fn workspace_bytes(plan: &Plan, op: &ExpertLinear) -> usize {
@@ -49,18 +55,38 @@ pub(super) fn workspace_bytes(plan: &Plan, op: &ExpertLinear) -> usize {
     layer(plan, op).map_or(0, |layer| layer.workspace_bytes(elem_bytes, op.weights.is_some()))
 }
 
+/// Whether a launch computes the gate after `op` too: of 16 bits, with gate and up stored alike.
+pub(super) fn fuses(plan: &Plan, op: &ExpertLinear) -> bool {
+    let is_alike = |up| match (stored(plan, op, op.weight), stored(plan, op, up)) {
+        (Ok(gate), Ok(up)) => gate == up,
+        _ => false,
+    };
+    plan.dtype(op.x).is_half() && op.gate.is_none_or(|gate| is_alike(gate.up))
+}
+
 impl Lowering<'_> {
     /// The choice of each token's experts.
     pub(super) fn route(&self, op: &Route) -> Result<Launched, ExecError> {
-        let &Route { logits, normalise, experts, weights } = op;
+        let &Route { logits, scores, normalise, scale, experts, weights } = op;
+        let (bias, groups) = match scores {
+            Scores::Softmax => (None, None),
+            Scores::Sigmoid { bias, groups } => (Some(self.weight(bias)?), groups),
+        };
         let route = experts::Route {
             max_tokens: self.max_rows(logits),
             num_experts: logits.width,
             top_k: experts.width,
             normalise,
+            scale,
+            groups: groups.map(|groups| [groups.count, groups.top_k]),
         };
-        let (logits, weights) = (self.view(logits)?, self.view(weights)?);
-        Ok(route.launch(self.num_rows(op.logits), logits, self.indices(experts), weights))
+        Ok(route.launch(&RouteOperands {
+            num_tokens: self.num_rows(logits),
+            logits: self.view(logits)?,
+            bias,
+            experts: self.indices(experts),
+            weights: self.view(weights)?,
+        }))
     }
 
     /// The launches of a linear layer of experts, whose rows are multiplied as `E`.
@@ -68,11 +94,15 @@ impl Lowering<'_> {
         &self,
         op: &ExpertLinear,
     ) -> Result<Vec<Launch>, ExecError> {
-        let &ExpertLinear { x, experts, weight, weights, out, .. } = op;
+        let &ExpertLinear { x, experts, weight, bias, gate, weights, out, .. } = op;
         let layer = layer(self.plan, op)?;
-        if layer.stored == Stored::Dense {
-            self.weight::<E>(weight)?;
-        }
+        let matrix = |id: WeightId| {
+            if layer.stored == Stored::Dense {
+                self.weight::<E>(id)?;
+            }
+            Ok::<_, ExecError>(DevicePtr::new(self.addresses.weights[id.0]))
+        };
+        let vector = |id: Option<WeightId>| id.map_or(Ok(DevicePtr::null()), |id| self.weight(id));
         let out = match weights {
             None => ExpertOut::Products(self.view(out)?),
             Some(weights) if self.plan.dtype(out) == Dtype::F32 => {
@@ -85,15 +115,14 @@ impl Lowering<'_> {
             experts: self.indices(experts),
             x: self.view(x)?,
             x_by_choice: x.width != layer.k,
-            weight: DevicePtr::new(self.addresses.weights[weight.0]),
-            up: DevicePtr::null(),
+            weight: matrix(weight)?,
+            up: gate.map_or(Ok(DevicePtr::null()), |gate| matrix(gate.up))?,
+            bias: [vector(bias)?, vector(gate.and_then(|gate| gate.bias))?],
             out,
             workspace: self.addresses.workspace,
         };
-        layer.launches(&operands).map_err(|why: LaunchError| ExecError::Unsupported {
-            op: Op::ExpertLinear(*op).name().to_owned(),
-            why: why.to_string(),
-        })
+        let launches = layer.launches(&operands);
+        launches.map_err(|why: LaunchError| unsupported(op, why.to_string()))
     }
 
     /// The experts of tokens.

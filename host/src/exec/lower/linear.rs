@@ -8,7 +8,7 @@ use kernels::gemm::{Summation, fp8::LinearFp8Small};
 use super::element::DeviceElement;
 use super::{Lowering, dtypes, sum_order};
 use crate::exec::ExecError;
-use crate::plan::{Dtype, FP8_SMALL_BATCH, Linear, Norm, Op, Plan, View, Weight};
+use crate::plan::{Activation, Dtype, FP8_SMALL_BATCH, Linear, Norm, Op, Plan, View, Weight};
 
 const _: () = assert!(FP8_SMALL_BATCH == LinearFp8Small::MAX_ROWS);
 
@@ -62,9 +62,11 @@ pub(super) fn parts(weight: &Weight) -> Vec<Part> {
 pub(super) fn fuses(plan: &Plan, op: &Linear) -> bool {
     let weight = plan.weight(op.weight);
     let is_fp8 = weight.storage().is_some_and(Dtype::is_fp8);
+    let gates = op.gate.into_iter().chain(op.gate_before.map(|(activation, _)| activation));
+    let has_gates = gates.into_iter().all(|gate| Activation::FUSED.contains(&gate));
     let is_aligned =
         [op.x.start, plan.tensor(op.x.tensor).width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
-    is_aligned && (is_fp8 || op.residual.is_none()) && layer(plan, op).fuses()
+    is_aligned && has_gates && (is_fp8 || op.residual.is_none()) && layer(plan, op).fuses()
 }
 
 impl Lowering<'_> {

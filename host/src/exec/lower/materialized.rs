@@ -26,7 +26,8 @@ impl Lowering<'_> {
     ) -> Result<Launched, ExecError> {
         let scores = self.view(op.scores)?.ptr;
         let probabilities = self.view::<E>(op.probabilities)?.ptr;
-        Ok(self.materialized(op).softmax(&self.token_inputs(), scores, probabilities))
+        let sinks = self.sinks(&op.attention)?;
+        Ok(self.materialized(op).softmax(&self.token_inputs(), scores, probabilities, sinks))
     }
 
     /// [`Op::AttentionValues`](plan::Op::AttentionValues).

@@ -129,7 +129,8 @@ impl Config {
         };
         let activation = match fields.text("hidden_act")? {
             Some(name) => Activation::from_config(&name).ok_or_else(|| {
-                let known = Activation::ALL.map(|known| known.config_names().join(", ")).join(", ");
+                let known =
+                    Activation::FUSED.map(|known| known.config_names().join(", ")).join(", ");
                 fields.invalid("hidden_act", format!("known are {known}"))
             })?,
             None => Activation::Silu,

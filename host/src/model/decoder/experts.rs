@@ -41,7 +41,8 @@ impl Planner<'_> {
                 planner.whole_vector(&label(&format!("{what}_bias")), &parts)
             });
             let experts = chosen;
-            let op = ExpertLinear { x, experts, weight, bias, num_experts, weights, out };
+            let gate = None;
+            let op = ExpertLinear { x, experts, weight, bias, gate, num_experts, weights, out };
             planner.builder.op(Op::ExpertLinear(op));
         };
         let [gate, up] =

@@ -89,6 +89,7 @@ pub(super) const fn blocks_per_sm<E: AttentionElement>(panels: usize) -> u32 {
 ///    `table` holds a row of `rotary_dim` elements (even, at most `head_dim`) for every position,
 ///    `k` and `v` hold the tokens' rows, each slot is that of the sequence's last position, and the
 ///    previous launch writes nothing to the cache.
+/// 6. `sinks` holds a number for each query head, or is null.
 #[kernel(
     launch_bounds(NUM_THREADS, blocks_per_sm::<E>(PANELS)),
     overlaps,
@@ -129,6 +130,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
     counters: GlobalMut<u32>,
     out: GlobalMut<()>,
     out_stride: u32,
+    sinks: Global<f32>,
 ) {
     // SAFETY: launches have KV heads, and a multiple of query heads.
     unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
@@ -160,6 +162,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
         counters,
         out: out.cast(),
         out_stride,
+        sinks,
     };
     // SAFETY: step inputs, which no launch of the step writes; the list has room for an item of
     // every block. Threads wait for an item's copies, and pass a barrier, before they read it.
@@ -335,9 +338,18 @@ unsafe fn attend<S: KvSource>(
             let to = problem.out.add(to + (rows.head(row) * problem.head_dim) as usize);
             store_out(to, column, problem.head_dim, problem.aligned, values);
         };
+        // The sink is in the first split.
+        let has_sink = item.split == 0 && !problem.sinks.is_null();
+        let combine = |row: u32, column: u32| {
+            let result = results.combine(row, column);
+            if !has_sink {
+                return result;
+            }
+            result.with_sink(problem.sinks.get(rows.head(row) as usize) * LOG2_E)
+        };
         if item.num_splits == 1 {
             for_each_vec(rows.rows, width, |row, column| {
-                store(row, column, results.combine(row, column).normalized());
+                store(row, column, combine(row, column).normalized());
             });
             return;
         }
@@ -349,7 +361,7 @@ unsafe fn attend<S: KvSource>(
             num_splits: item.num_splits,
         };
         for_each_vec(rows.rows, width, |row, column| {
-            splits.store(item.split, row, column, results.combine(row, column));
+            splits.store(item.split, row, column, combine(row, column));
         });
 
         // 5. The last block to get here combines the splits.

@@ -70,6 +70,8 @@ pub struct Problem<E> {
     pub counters: GlobalMut<u32>,
     pub out: GlobalMut<E>,
     pub out_stride: u32,
+    /// A score of each query head that has no value; or null.
+    pub sinks: Global<f32>,
 }
 
 /// The rows of new tokens that are not appended yet.

@@ -174,7 +174,7 @@ pub(in super::super) const fn blocks_per_sm(row_tiles: usize, panels: usize) -> 
 /// scales, which are read as they are.
 ///
 /// # Safety
-/// 1. As [`attention_decode`], 1, 2 and 4; the pools are of the formats. Every head of `q` and
+/// 1. As [`attention_decode`], 1, 2, 4 and 6; the pools are of the formats. Every head of `q` and
 ///    `out` is 16-byte aligned, and so are the pools.
 /// 2. `head_dim` is a multiple of 16, and whole blocks of the formats.
 ///
@@ -220,6 +220,7 @@ pub unsafe fn attention_decode_quantised<
     counters: GlobalMut<u32>,
     out: GlobalMut<()>,
     out_stride: u32,
+    sinks: Global<f32>,
 ) {
     // SAFETY: launches have KV heads, and a multiple of query heads.
     unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
@@ -241,6 +242,7 @@ pub unsafe fn attention_decode_quantised<
         counters,
         out: out.cast(),
         out_stride,
+        sinks,
     };
     // SAFETY: as in `attention_decode`.
     unsafe {

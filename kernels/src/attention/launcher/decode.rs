@@ -90,6 +90,7 @@ impl Attention {
                 counters: workspace.counters,
                 out: operands.out.untyped_ptr(),
                 out_stride: params.out_stride,
+                sinks: operands.sinks,
             }
             .launch(instance, geometry)
         }))
@@ -147,6 +148,7 @@ impl Attention {
                 counters: workspace.counters,
                 out: operands.out.untyped_ptr(),
                 out_stride: params.out_stride,
+                sinks: operands.sinks,
             }
             .launch(instance, geometry)
         }))

@@ -111,6 +111,7 @@ impl Attention {
                 q: operands.q.untyped(),
                 pools: [operands.k_pool, operands.v_pool].map(untyped),
                 out: operands.out.untyped(),
+                sinks: operands.sinks,
                 lse: DevicePtr::null(),
                 partials: workspace.partials,
             };
@@ -137,6 +138,7 @@ impl Attention {
                 window: params.window,
                 out: operands.out.untyped_ptr(),
                 out_stride: params.out_stride,
+                sinks: operands.sinks,
             }
             .launch(instance, geometry)
         }))

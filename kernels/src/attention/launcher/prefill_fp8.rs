@@ -98,6 +98,7 @@ impl AttentionFp8 {
             k_pool: DevicePtr::new(k_pool.0),
             v_pool: DevicePtr::new(v_pool.0),
             out,
+            sinks: DevicePtr::null(),
         })?;
         let launch_params = Params {
             num_items: seqs.num_prefill_items,

@@ -111,6 +111,7 @@ impl MaterializedAttention {
     }
 
     /// The launch that makes `probabilities` of `scores`, or `None` if there is nothing to compute.
+    /// `sinks` are as in [`AttentionOperands`](crate::attention::AttentionOperands).
     ///
     /// # Errors
     /// As [`MaterializedAttention::scores`].
@@ -119,6 +120,7 @@ impl MaterializedAttention {
         inputs: &TokenInputs,
         scores: DevicePtr<f32>,
         probabilities: DevicePtr<E>,
+        sinks: DevicePtr<f32>,
     ) -> Result<Option<Launch>, LaunchError> {
         let params = self.params()?;
         let geometry = self.geometry([self.num_heads, 1])?;
@@ -141,6 +143,7 @@ impl MaterializedAttention {
                 num_heads: params.num_heads,
                 causal: params.causal,
                 window: params.window,
+                sinks,
             }
             .launch(instance, geometry)
         }))

@@ -48,6 +48,7 @@ impl Attention {
         let tiles = (self.max_tokens - seqs) / BLOCK_M as usize + seqs;
         let blocks = tiles.saturating_mul(self.num_heads).saturating_mul(CLUSTER as usize);
         !self.batch_invariant
+            && !self.has_sinks
             && gpu.target == Target::Sm90a
             && blocks <= gpu.num_sms
             && dtype.is_half()

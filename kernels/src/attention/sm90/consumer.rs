@@ -13,6 +13,7 @@ use crate::attention::work::{Part, PrefillItem};
 use crate::tile::element::Operand16;
 use crate::tile::smem::SmemTile;
 use crate::tile::softmax::{OnlineSoftmax, RowSum};
+use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Accumulator, FragmentA, InFlight, KMajor, MatrixDescriptor};
 
@@ -31,6 +32,8 @@ pub(super) struct Consumer<E, const SCORE_REGS: usize> {
     pub window: u32,
     /// Multiplies the scores: `softmax_scale * log2(e)`.
     pub scale: f32,
+    /// A score of each query head that has no value; or null.
+    pub sinks: Global<f32>,
     /// The scores' registers.
     pub scores: Accumulator<SCORE_REGS>,
 }
@@ -133,7 +136,16 @@ impl<E: Operand16, const SCORE_REGS: usize> Consumer<E, SCORE_REGS> {
             self.stages.q.release();
         }
 
-        let row_sums = softmax.finish();
+        // Of parts the first has it.
+        let mut sink = f32::NEG_INFINITY;
+        if !self.sinks.is_null() {
+            let item = self.stages.items.again();
+            if item.part.split() == 0 {
+                // SAFETY: there is one for each query head.
+                sink = unsafe { self.sinks.get(item.head as usize) } * LOG2_E;
+            }
+        }
+        let row_sums = softmax.finish(sink);
         out.scale_rows(row_sums.map(|sum| sum.inverse));
         (out, row_sums)
     }

@@ -82,6 +82,8 @@ pub struct Params {
     pub pools: [DevicePtr<()>; 2],
     /// Output, 16-byte aligned.
     pub out: Rows<()>,
+    /// `[num_heads]`, or null.
+    pub sinks: DevicePtr<f32>,
     /// `[max_tokens, num_heads]`, or null.
     pub lse: DevicePtr<f32>,
     /// [`TileConfig::partials_per_slot`] for each slot, 16-byte aligned.
@@ -170,6 +172,7 @@ impl TileConfig {
             out_stride: params.out.stride_arg()?,
             lse: params.lse,
             partials: params.partials,
+            sinks: params.sinks,
             q_map,
             k_map,
             v_map,

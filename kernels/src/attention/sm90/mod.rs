@@ -73,7 +73,7 @@ pub const NUM_COUNTERS: usize = 2;
 ///    aligned; `lse` may be null; the KV heads divide the query heads.
 /// 4. `counters` are two zeros, and one for each slot and warp of the consumers; they are so again
 ///    afterwards. `partials` holds the results of so many warps, 16-byte aligned.
-/// 5. `out` overlaps nothing that is read.
+/// 5. `out` overlaps nothing that is read. `sinks` holds a number for each query head, or is null.
 #[kernel(
     launch_bounds(T::NUM_THREADS, 1),
     target(sm_90a),
@@ -112,6 +112,7 @@ pub unsafe fn attention_prefill_sm90<
     out_stride: u32,
     lse: GlobalMut<f32>,
     partials: GlobalMut<f32>,
+    sinks: Global<f32>,
     // Last, so that the other parameters share few lines of the constant cache.
     q_map: TensorMap,
     k_map: TensorMap,
@@ -176,6 +177,7 @@ pub unsafe fn attention_prefill_sm90<
             warpgroup,
             window,
             scale: softmax_scale * LOG2_E,
+            sinks,
             scores: Accumulator::zero(),
         };
         // SAFETY: the output holds the rows of every item, and results and counters their parts.

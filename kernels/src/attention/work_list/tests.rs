@@ -22,6 +22,7 @@ const ATTENTION: Attention = Attention {
     softmax_scale: 0.125,
     causal: true,
     batch_invariant: false,
+    has_sinks: false,
     window: None,
 };
 

@@ -1,5 +1,5 @@
 //! Linear layers of experts, few rows of x an expert (decode): `out[t, i, n] = sum_k x[t, i, k] *
-//! weight[experts[t, i], n, k]`, or `activation(gate) * up` of two weights.
+//! weight[experts[t, i], n, k] (+ bias)`, or `activation(gate) * up` of two weights.
 //!
 //! Shapes    experts `[num_tokens, top_k]` u32; x `[num_tokens, k]`, or a row for each choice, out
 //!           `[num_tokens, top_k, n]`, with strides, rows of x 16-byte aligned; weight and up
@@ -68,7 +68,8 @@ impl LaneRow {
 /// 1. `num_tokens` is one element; `experts` holds that many rows of `top_k` experts of the weight;
 ///    `x` a row of `k` elements for each choice, 16-byte aligned, and `out` one of `n`, at their
 ///    strides, those of tokens and of choices; elements are `W::E`.
-/// 2. `weight`, and `up` with a gate, are as `W` says. `out` overlaps nothing that is read.
+/// 2. `weight`, and `up` with a gate, are as `W` says; their biases are null, or hold `n` elements an
+///    expert. `out` overlaps nothing that is read.
 /// 3. `chunks` and `order` are what [`group_experts`](super::group::group_experts()) wrote for chunks
 ///    of [`CHUNK_ROWS`]; without them there are at most `NUM_THREADS` choices.
 /// 4. `2^k_warps_log2` is at most `NUM_WARPS`, half of it with a gate; `columns` are the blocks of a
@@ -100,6 +101,8 @@ pub unsafe fn experts_few<W: Weight>(
     x_choice_stride: u32,
     weight: Global<u8>,
     up: Global<u8>,
+    bias: Global<f32>,
+    up_bias: Global<f32>,
     out: GlobalMut<()>,
     out_stride: u32,
     out_choice_stride: u32,
@@ -174,10 +177,13 @@ pub unsafe fn experts_few<W: Weight>(
                 }
                 sum
             };
-            let mut value = sum(0);
+            let at = chunk.expert as usize * n as usize + column as usize;
+            let term = |bias: Global<f32>| if bias.is_null() { 0.0 } else { bias.get(at) };
+            let mut value = sum(0) + term(bias);
             if parts_log2 == 1 {
                 // As the separate operations round.
-                let [gate_value, up] = [value, sum(1)].map(|value| W::E::from_f32(value).to_f32());
+                let [gate_value, up] =
+                    [value, sum(1) + term(up_bias)].map(|value| W::E::from_f32(value).to_f32());
                 value = gate.apply::<W::E>(gate_value, up);
             }
             let at = offset(choice, top_k, [out_stride, out_choice_stride]) + column as usize;

@@ -33,27 +33,49 @@ pub struct Route {
     pub top_k: usize,
     /// Whether a token's weights are divided by their sum.
     pub normalise: bool,
+    /// Multiplies the weights.
+    pub scale: f32,
+    /// Groups of experts, and how many of them a token is restricted to; of sigmoids alone.
+    pub groups: Option<[usize; 2]>,
+}
+
+/// The operands of [`Route`].
+#[derive(Clone, Copy, Debug)]
+pub struct RouteOperands {
+    /// The number of tokens.
+    pub num_tokens: DevicePtr<u32>,
+    /// `[max_tokens, num_experts]`.
+    pub logits: Rows<f32>,
+    /// `[num_experts]`, if scores are sigmoids.
+    pub bias: Option<DevicePtr<f32>>,
+    /// `[max_tokens, top_k]`.
+    pub experts: Rows<u32>,
+    /// `[max_tokens, top_k]`.
+    pub weights: Rows<f32>,
 }
 
 impl Route {
-    /// The launch, or `None` if there are no tokens. `num_tokens` points to their number.
+    /// The launch, or `None` if there are no tokens.
     ///
     /// # Errors
-    /// [`LaunchError`] for more than 512 experts, a `top_k` beyond their number, and sizes beyond a
-    /// `u32`.
-    pub fn launch(
-        &self,
-        num_tokens: DevicePtr<u32>,
-        logits: Rows<f32>,
-        experts: Rows<u32>,
-        weights: Rows<f32>,
-    ) -> Result<Option<Launch>, LaunchError> {
+    /// [`LaunchError`] for more than 512 experts, a `top_k` beyond their number, more than 32 groups or
+    /// some that do not divide the experts, and sizes beyond a `u32`.
+    pub fn launch(&self, operands: &RouteOperands) -> Result<Option<Launch>, LaunchError> {
+        let RouteOperands { num_tokens, logits, bias, experts, weights } = *operands;
         check_experts(self.num_experts, self.top_k)?;
+        let [num_groups, top_groups] = self.groups.unwrap_or([1, 1]);
+        if !(1..=32).contains(&num_groups) || !self.num_experts.is_multiple_of(num_groups) {
+            return refuse("groups", num_groups, "at most 32 that divide the experts");
+        }
         let args = route::route_f32::Args {
             num_tokens,
             num_experts: self.num_experts as u32,
             top_k: self.top_k as u32,
             normalise: self.normalise.into(),
+            scale: self.scale,
+            bias: bias.unwrap_or(DevicePtr::null()),
+            num_groups: num_groups as u32,
+            top_groups: arg_u32("groups", top_groups)?,
             logits: logits.ptr,
             logits_stride: logits.stride_arg()?,
             experts: experts.ptr,
@@ -122,6 +144,8 @@ pub struct ExpertOperands<E> {
     pub weight: DevicePtr<u8>,
     /// As many, with a gate.
     pub up: DevicePtr<u8>,
+    /// `[num_experts * n]`, and as many of up with a gate; null for none.
+    pub bias: [DevicePtr<f32>; 2],
     /// The outputs.
     pub out: ExpertOut<E>,
     /// [`ExpertLinear::workspace_bytes`], 256-byte aligned.
@@ -277,6 +301,7 @@ impl ExpertLinear {
             x_stride: operands.x.stride_arg()?,
             x_choice_stride: self.x_choice_stride(operands.x_by_choice),
             weight: DevicePtr::new(operands.weight.0),
+            bias: operands.bias[0],
             out: products.ptr,
             out_stride: products.stride_arg()?,
             out_choice_stride: self.n as u32,
@@ -299,6 +324,7 @@ impl ExpertLinear {
     ) -> Result<Option<Launch>, LaunchError> {
         self.check(operands)?;
         let ExpertOperands { num_tokens, experts, x, x_by_choice, weight, up, .. } = *operands;
+        let [bias, up_bias] = operands.bias;
         let weight_type = self.weight_type::<E>()?;
         let chunks = self.max_chunks(self.chunk_rows());
         let k_warps = self.k_warps();
@@ -337,6 +363,8 @@ impl ExpertLinear {
                 x_choice_stride,
                 weight,
                 up,
+                bias,
+                up_bias,
                 out,
                 out_stride,
                 out_choice_stride: n,
@@ -361,6 +389,8 @@ impl ExpertLinear {
             x_choice_stride,
             weight,
             up,
+            bias,
+            up_bias,
             out,
             out_stride,
             out_choice_stride: n,
@@ -442,9 +472,10 @@ impl ExpertLinear {
 impl<E> ExpertOperands<E> {
     /// The same memory, of another type, with products for outputs.
     fn cast<F>(&self) -> ExpertOperands<F> {
-        let ExpertOperands { num_tokens, experts, x_by_choice, weight, up, workspace, .. } = *self;
+        let ExpertOperands { num_tokens, experts, x_by_choice, weight, .. } = *self;
+        let ExpertOperands { up, bias, workspace, .. } = *self;
         let out = ExpertOut::Products(Rows::new(DevicePtr::null(), 0));
         let x = self.x.cast();
-        ExpertOperands { num_tokens, experts, x, x_by_choice, weight, up, out, workspace }
+        ExpertOperands { num_tokens, experts, x, x_by_choice, weight, up, bias, out, workspace }
     }
 }

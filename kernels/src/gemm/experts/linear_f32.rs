@@ -1,4 +1,4 @@
-//! Linear layers of experts in f32: `out[t, i, n] = sum_k x[t, i, k] * weight[experts[t, i], n, k]`.
+//! Linear layers of experts in f32: `out[t, i, n] = sum_k x[t, i, k] * weight[experts[t, i], n, k] (+ bias)`.
 //!
 //! Shapes    experts `[num_tokens, top_k]` u32; x `[num_tokens, k]`, or a row for each choice; weight
 //!           `[num_experts, n, k]`; out `[num_tokens, top_k, n]`; f32, with strides.
@@ -21,7 +21,7 @@ pub const COLUMNS: u32 = NUM_WARPS * WARP_COLUMNS as u32;
 /// # Safety
 /// 1. `num_tokens` is one element; `experts` holds that many rows of `top_k` experts of the weight;
 ///    `x` a row of `k` elements for each choice, and `out` one of `n`, at their strides, those of
-///    tokens and of choices.
+///    tokens and of choices. `bias` is null, or holds `n` elements an expert.
 /// 2. `out` overlaps nothing that is read.
 #[kernel(launch_bounds(NUM_THREADS, 1), overlaps)]
 pub unsafe fn experts_f32(
@@ -35,6 +35,7 @@ pub unsafe fn experts_f32(
     x_stride: u32,
     x_choice_stride: u32,
     weight: Global<f32>,
+    bias: Global<f32>,
     out: GlobalMut<f32>,
     out_stride: u32,
     out_choice_stride: u32,
@@ -65,9 +66,12 @@ pub unsafe fn experts_f32(
         }
         let out = out.add(offset(choice, top_k, [out_stride, out_choice_stride]));
         for i in 0..WARP_COLUMNS {
-            let sum = warp::reduce_add(sums[i]);
-            if lane == 0 && first + (i as u32) < n {
-                out.set((first + i as u32) as usize, sum);
+            let (mut sum, column) = (warp::reduce_add(sums[i]), first + i as u32);
+            if lane == 0 && column < n {
+                if !bias.is_null() {
+                    sum += bias.get(expert as usize * n as usize + column as usize);
+                }
+                out.set(column as usize, sum);
             }
         }
     }

@@ -139,12 +139,37 @@ struct Output {
     /// The block's first column.
     first_column: u32,
     gate: GateArg,
+    /// Those of the weight and of up.
+    biases: [Global<f32>; 2],
     top_k: u32,
     strides: [u32; 2],
     out: GlobalMut<()>,
 }
 
 impl Output {
+    /// Adds the bias of a part, if there is one, to columns from `column` on.
+    ///
+    /// # Safety
+    /// As [`Output::store`].
+    #[inline(always)]
+    unsafe fn add_bias(
+        &self,
+        part: usize,
+        expert: u32,
+        column: u32,
+        values: &mut [f32; OUT_VEC as usize],
+    ) {
+        if !self.biases[part].is_null() {
+            let at = expert as usize * self.n as usize + column as usize;
+            for i in 0..OUT_VEC as usize {
+                if column + (i as u32) < self.n {
+                    // SAFETY: the column is inside.
+                    values[i] += unsafe { self.biases[part].get(at + i) };
+                }
+            }
+        }
+    }
+
     /// Stores what all warps have staged.
     ///
     /// # Safety
@@ -172,8 +197,10 @@ impl Output {
             unsafe {
                 let choice = chunk.rows.get(row);
                 let mut values: [f32; OUT_VEC as usize] = staged.get_vec(0);
+                self.add_bias(0, chunk.expert, column, &mut values);
                 if parts_log2 == 1 {
-                    let up: [f32; OUT_VEC as usize] = staged.offset(TILE_ROWS).get_vec(0);
+                    let mut up: [f32; OUT_VEC as usize] = staged.offset(TILE_ROWS).get_vec(0);
+                    self.add_bias(1, chunk.expert, column, &mut up);
                     for i in 0..OUT_VEC as usize {
                         // As the separate operations round.
                         let [gate, up] =
@@ -228,6 +255,8 @@ pub unsafe fn experts_many<W: Weight>(
     x_choice_stride: u32,
     weight: Global<u8>,
     up: Global<u8>,
+    bias: Global<f32>,
+    up_bias: Global<f32>,
     out: GlobalMut<()>,
     out_stride: u32,
     out_choice_stride: u32,
@@ -299,6 +328,8 @@ pub unsafe fn experts_many<W: Weight>(
         thread::sync_threads();
         let first_column = block * (BLOCK_COLUMNS >> parts_log2);
         let strides = [out_stride, out_choice_stride];
-        Output { n, first_column, gate, top_k, strides, out }.store::<W::E>(staging, &chunk);
+        let biases = [bias, up_bias];
+        let output = Output { n, first_column, gate, biases, top_k, strides, out };
+        output.store::<W::E>(staging, &chunk);
     }
 }

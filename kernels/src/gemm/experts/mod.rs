@@ -16,4 +16,4 @@ mod weight;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{ExpertLinear, ExpertOperands, ExpertOut, Route, Stored};
+pub use launcher::{ExpertLinear, ExpertOperands, ExpertOut, Route, RouteOperands, Stored};

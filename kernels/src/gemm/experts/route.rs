@@ -1,10 +1,12 @@
-//! The experts of a token: the `top_k` largest of its logits, and their weights, the softmax over
-//! all of them.
+//! The experts of a token: those with the `top_k` largest scores, and their weights. Scores are the
+//! softmax of its logits, or their sigmoids; by those, experts are chosen with a bias added, of the
+//! groups of experts that have the largest sums of two.
 //!
 //! Shapes    logits `[num_tokens, num_experts]` f32, experts `[num_tokens, top_k]` u32, weights
-//!           `[num_tokens, top_k]` f32, with row strides; at most 512 experts.
+//!           `[num_tokens, top_k]` f32, with row strides; bias `[num_experts]` f32; at most 512
+//!           experts and 32 groups.
 //! Launch    grid `(max_tokens / WARPS, 1, 1)`, block `(32 * WARPS, 1, 1)`: a warp a token.
-//! Numerics  f32; the exponential is approximate, within 2 ulp. Of equal logits the lower index is
+//! Numerics  f32; the exponential is approximate, within 2 ulp. Of equal scores the lower index is
 //!           the first; one that is NaN comes after all numbers.
 //! Bound     latency: `top_k` times two reductions of a warp.
 
@@ -31,17 +33,79 @@ fn key(logit: f32) -> u32 {
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
 }
 
+/// Adds the two best scores of each group of `of_group` experts, and makes minus infinity what is of
+/// no chosen group: those with the `top_k` largest sums, of equal ones that of the lower index.
+#[inline(always)]
+fn leave_out_groups(scores: &mut [f32; LANE_LOGITS], [count, top_k]: [u32; 2], of_group: u32) {
+    let lane = warp::lane_id();
+    let mut own = f32::NEG_INFINITY;
+    for group in 0..count {
+        let mut keys = [0; LANE_LOGITS];
+        for i in 0..LANE_LOGITS {
+            let expert = i as u32 * warp::WARP_SIZE + lane;
+            let is_in_group = expert.wrapping_sub(group * of_group) < of_group;
+            keys[i] = if is_in_group { key(scores[i]) } else { 0 };
+        }
+        let (_, best) = take_largest(&mut keys, scores);
+        let (_, second) = take_largest(&mut keys, scores);
+        own = if lane == group { best + second } else { own };
+    }
+    let own_key = if lane < count { key(own) } else { 0 };
+    let mut rank = 0;
+    for other in 0..count {
+        let key = warp::shuffle_idx(own_key, other);
+        rank += u32::from(key > own_key || key == own_key && other < lane);
+    }
+    let chosen = warp::ballot(warp::FULL_MASK, lane < count && rank < top_k);
+    for i in 0..LANE_LOGITS {
+        let group = (i as u32 * warp::WARP_SIZE + lane) / of_group.max(1);
+        if group < count && chosen >> group & 1 == 0 {
+            scores[i] = f32::NEG_INFINITY;
+        }
+    }
+}
+
+/// The expert with the largest key, of equal ones the first, whose key becomes 0, and its value.
+#[inline(always)]
+fn take_largest(keys: &mut [u32; LANE_LOGITS], values: &[f32; LANE_LOGITS]) -> (u32, f32) {
+    let lane = warp::lane_id();
+    let mut largest = 0;
+    for i in 0..LANE_LOGITS {
+        largest = largest.max(keys[i]);
+    }
+    let largest = warp::redux_max_u32(warp::FULL_MASK, largest);
+    let (mut expert, mut value) = (u32::MAX, 0.0);
+    for i in 0..LANE_LOGITS {
+        if keys[i] == largest && expert == u32::MAX {
+            (expert, value) = (i as u32 * warp::WARP_SIZE + lane, values[i]);
+        }
+    }
+    let chosen = warp::redux_min_u32(warp::FULL_MASK, expert);
+    for i in 0..LANE_LOGITS {
+        if i as u32 * warp::WARP_SIZE + lane == chosen {
+            keys[i] = 0;
+        }
+    }
+    (chosen, warp::shuffle_idx(value, chosen % warp::WARP_SIZE))
+}
+
 /// A warp a token.
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; the matrices hold that many rows at their strides; `top_k` is at
 ///    most `num_experts`, and that at most [`MAX_EXPERTS`].
+/// 2. `bias` holds an element an expert, or is null: scores are then a softmax. `num_groups`, at most
+///    32, divides `num_experts`.
 #[kernel(launch_bounds(NUM_THREADS, 1), overlaps)]
 pub unsafe fn route_f32(
     num_tokens: Global<u32>,
     num_experts: u32,
     top_k: u32,
     normalise: u32,
+    scale: f32,
+    bias: Global<f32>,
+    num_groups: u32,
+    top_groups: u32,
     logits: Global<f32>,
     logits_stride: u32,
     experts: GlobalMut<u32>,
@@ -61,61 +125,69 @@ pub unsafe fn route_f32(
     // SAFETY: the token exists, and each expert, by the checks.
     unsafe {
         let row = logits.add(token as usize * logits_stride as usize);
-        let mut values = [f32::NEG_INFINITY; LANE_LOGITS];
-        let mut keys = [0; LANE_LOGITS];
+        let is_softmax = bias.is_null();
+        let mut scores = [f32::NEG_INFINITY; LANE_LOGITS];
+        let mut biases = [0.0; LANE_LOGITS];
         for i in 0..LANE_LOGITS {
             let expert = i as u32 * warp::WARP_SIZE + lane;
             if expert < num_experts {
-                values[i] = row.get(expert as usize);
-                keys[i] = key(values[i]);
+                scores[i] = row.get(expert as usize);
+                biases[i] = if is_softmax { 0.0 } else { bias.get(expert as usize) };
             }
         }
-        let mut max = f32::NEG_INFINITY;
-        for i in 0..LANE_LOGITS {
-            max = math::max(max, values[i]);
-        }
-        let max = warp::reduce_max(max);
-        let mut total = 0.0;
-        for i in 0..LANE_LOGITS {
-            if keys[i] > 0 {
-                total += math::exp2_approx((values[i] - max) * LOG2_E);
-            }
-        }
-        let total = warp::reduce_add(total);
 
-        let (experts_at, weights_at) =
-            (token as usize * experts_stride as usize, token as usize * weights_stride as usize);
+        // 1. The scores, and what experts are chosen by.
+        let mut choice_scores = scores;
+        if is_softmax {
+            let mut max = f32::NEG_INFINITY;
+            for i in 0..LANE_LOGITS {
+                max = math::max(max, scores[i]);
+            }
+            let max = warp::reduce_max(max);
+            let mut total = 0.0;
+            for i in 0..LANE_LOGITS {
+                let exists = i as u32 * warp::WARP_SIZE + lane < num_experts;
+                scores[i] = math::exp2_approx((scores[i] - max) * LOG2_E);
+                total += if exists { scores[i] } else { 0.0 };
+            }
+            let total = warp::reduce_add(total);
+            for i in 0..LANE_LOGITS {
+                scores[i] /= total;
+            }
+        } else {
+            for i in 0..LANE_LOGITS {
+                scores[i] = 1.0 / (1.0 + math::exp2_approx(-scores[i] * LOG2_E));
+                choice_scores[i] = scores[i] + biases[i];
+            }
+            if num_groups > 1 {
+                let groups = [num_groups, top_groups];
+                leave_out_groups(&mut choice_scores, groups, num_experts / num_groups);
+            }
+        }
+        let mut keys = [0; LANE_LOGITS];
+        for i in 0..LANE_LOGITS {
+            let exists = i as u32 * warp::WARP_SIZE + lane < num_experts;
+            keys[i] = if exists { key(choice_scores[i]) } else { 0 };
+        }
+
+        // 2. The largest, one after the other.
+        let experts = experts.add(token as usize * experts_stride as usize);
+        let weights = weights.add(token as usize * weights_stride as usize);
         let mut sum = 0.0;
-        for choice in 0..top_k {
-            let mut largest = 0;
-            for i in 0..LANE_LOGITS {
-                largest = largest.max(keys[i]);
-            }
-            let largest = warp::redux_max_u32(warp::FULL_MASK, largest);
-            let (mut expert, mut logit) = (u32::MAX, 0.0);
-            for i in 0..LANE_LOGITS {
-                if keys[i] == largest && expert == u32::MAX {
-                    (expert, logit) = (i as u32 * warp::WARP_SIZE + lane, values[i]);
-                }
-            }
-            let chosen = warp::redux_min_u32(warp::FULL_MASK, expert);
-            let logit = warp::shuffle_idx(logit, chosen % warp::WARP_SIZE);
-            for i in 0..LANE_LOGITS {
-                if i as u32 * warp::WARP_SIZE + lane == chosen {
-                    keys[i] = 0;
-                }
-            }
-            let weight = math::exp2_approx((logit - max) * LOG2_E) / total;
+        for choice in 0..top_k as usize {
+            let (expert, weight) = take_largest(&mut keys, &scores);
             sum += weight;
             if lane == 0 {
-                experts.set(experts_at + choice as usize, chosen);
-                weights.set(weights_at + choice as usize, weight);
+                experts.set(choice, expert);
+                weights.set(choice, weight);
             }
         }
-        if normalise != 0 && lane == 0 {
-            let weights = weights.add(weights_at);
+        if lane == 0 {
+            // All sigmoids may be zeros.
+            let sum = if is_softmax { sum } else { sum + 1e-20 };
+            let divisor = if normalise != 0 { sum } else { 1.0 };
             for choice in 0..top_k as usize {
-                weights.set(choice, weights.get(choice) / sum);
+                weights.set(choice, weights.get(choice) / divisor * scale);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Decoding: dense, of new tokens that it appends, and of a cache of quants.
 
-use super::{CASE, Case, HEAD_DIMS, PAGE, Step, rounding};
+use super::{CASE, Case, HEAD_DIMS, PAGE, SINKS, Step, rounding};
 use crate::cases::cache::quants::append_and_read;
 use crate::harness::*;
 use cuda_std::launch::DevicePtr;
@@ -116,6 +116,8 @@ fn decode_matches_oracle() {
         check::<f16>(step, ALONE, seed);
         check::<bf16>(Case { head_dim: 8, window: Some(33), ..step }, ALONE, seed);
         check::<f16>(Case { head_dim: 16, window: Some(1), ..step }, ALONE, seed);
+        check::<f16>(Case { sinks: SINKS, ..step }, ALONE, seed);
+        check::<f32>(Case { sinks: SINKS, window: Some(33), ..step }, ALONE, seed);
     }
     // Every instance: 4, 8 and 16 rows of heads; a head of its own, a group of 7, and one of two
     // blocks.
@@ -138,6 +140,8 @@ fn splits_of_decode_match_oracle() {
     for (seed, split_pages) in [(0, 1), (1, 2), (2, 3)] {
         check::<f16>(step, (1, Some(split_pages), u32::MAX), seed);
         check::<f32>(step, (1, Some(split_pages), u32::MAX), seed);
+        let with_sinks = Case { sinks: SINKS, heads: [4, 1], ..step };
+        check::<bf16>(with_sinks, (1, Some(split_pages), u32::MAX), seed);
     }
     // More tiles than slots; more pages than lanes; more splits than are combined at once.
     let long = Case { seqs: &[(1, 2300)], ..step };
@@ -293,6 +297,8 @@ fn decode_reads_quants_as_they_are() {
         }
     }
     check_quantised(step(&[(1, 20)], [2, 2], 80), [Fp8, Fp8], 2);
+    let with_sinks = Case { sinks: SINKS, ..step(&[(1, 130), (1, 5)], [8, 2], 64) };
+    check_quantised(with_sinks, [Q8_0, Q8_0], 3);
 }
 
 /// What a step's scores are before and after the softmax: in three kernels.
@@ -325,9 +331,9 @@ fn materialized_attention_matches_oracle() {
         let elems = max_tokens * case.heads[0] * pages.max_pages * PAGE;
         let scores = device.poisoned("scores", elems);
         let probabilities = device.poisoned::<E>("probabilities", elems);
-        let AttentionOperands { q, k_pool, v_pool, out } = operands;
+        let AttentionOperands { q, k_pool, v_pool, out, sinks } = operands;
         device.run(materialized.scores(&inputs, q, k_pool, scores), seed);
-        device.run(materialized.softmax(&inputs, scores, probabilities), seed);
+        device.run(materialized.softmax(&inputs, scores, probabilities, sinks), seed);
         device.run(materialized.values(&inputs, probabilities, v_pool, out), seed);
         let want = case.oracle(&values, rounding::<E>()).out;
         case.assert_attends::<E>("materialized", &case.read(&device, out), want);
@@ -336,6 +342,7 @@ fn materialized_attention_matches_oracle() {
         let step = Case { seqs: &[(3, 3), (1, 130), (9, 70)], heads: [4, 2], head_dim: 24, ..CASE };
         check::<f32>(step, seed);
         check::<f16>(Case { window: Some(33), ..step }, seed);
+        check::<f32>(Case { sinks: SINKS, window: Some(9), ..step }, seed);
         check::<bf16>(Case { causal: false, head_dim: 80, ..step }, seed);
         check::<f32>(Case { head_dim: 7, heads: [3, 1], ..step }, seed);
         check::<f16>(Case { head_dim: 256, heads: [1, 1], ..step }, seed);

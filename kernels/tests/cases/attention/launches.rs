@@ -26,6 +26,7 @@ const RIGHT: Attention = Attention {
     causal: true,
     window: None,
     batch_invariant: false,
+    has_sinks: false,
 };
 
 const SEQS: SeqInputs = SeqInputs {
@@ -43,7 +44,7 @@ const SEQS: SeqInputs = SeqInputs {
 fn launches<E: AttentionElement>(attention: Attention) -> [Launched; 2] {
     let width = attention.num_heads * attention.head_dim;
     let (q, k_pool, v_pool, out) = (rows::<E>(width), ptr(2), ptr(3), rows(width));
-    let operands = AttentionOperands { q, k_pool, v_pool, out };
+    let operands = AttentionOperands { q, k_pool, v_pool, out, sinks: DevicePtr::null() };
     let workspace = AttentionWorkspace { partials: ptr(4), counters: ptr(5) };
     [
         attention.prefill(SM_80, &SEQS, &operands, &workspace, &mut tensor_map),

@@ -1,7 +1,7 @@
 //! Prefill in the operands' type: by `mma.sync`, on Hopper's tensor cores, and with the keys of a
 //! tile split over a cluster.
 
-use super::{CASE, Case, HEAD_DIMS, PAGE, SCALE, Step, rounding, words};
+use super::{CASE, Case, HEAD_DIMS, PAGE, SCALE, SINKS, Step, rounding, words};
 use crate::harness::*;
 use cuda_std::launch::DevicePtr;
 use half::{bf16, f16};
@@ -46,6 +46,8 @@ fn prefill_matches_oracle() {
         check::<f32>(full, seed);
         check::<f16>(full, seed);
         check::<bf16>(Case { head_dim: 72, ..full }, seed);
+        check::<f32>(Case { head_dim: 20, sinks: SINKS, ..step }, seed);
+        check::<f16>(Case { window: Some(33), sinks: SINKS, ..step }, seed);
     }
     // The first query sees all of a block of keys, or all but its last.
     for seqs in [&[(65, 128)], &[(66, 128)]] {
@@ -153,6 +155,7 @@ fn check_sm90<E: HostElement>(case: Case, part_blocks: usize) {
                 pools: [DevicePtr::new(k_pool), DevicePtr::new(v_pool)],
                 out: rows_at(out.ptr.0, width),
                 lse,
+                sinks: case.sinks(&mut device),
                 partials: device.poisoned("partials", num_slots * tile.partials_per_slot()),
             };
             device.run(tile.launch(3, &params, &mut tensor_map), seed);
@@ -195,6 +198,14 @@ fn sm90_prefill_with_other_masks_matches_oracle() {
     for window in [1, 5, 64, 100, 200] {
         check_sm90::<f16>(Case { seqs: &[(150, 290), (9, 9)], window: Some(window), ..CASE }, 0);
     }
+}
+
+#[test]
+fn sm90_prefill_with_sinks_matches_oracle() {
+    let step = Case { seqs: &[(70, 200), (3, 3)], heads: [4, 2], sinks: SINKS, ..CASE };
+    check_sm90::<f16>(step, 0);
+    check_sm90::<bf16>(Case { head_dim: 128, window: Some(33), ..step }, 0);
+    check_sm90::<f16>(Case { seqs: &[(20, 300)], ..step }, 1);
 }
 
 /// Some rows see no key of some parts.
@@ -255,6 +266,7 @@ fn run_cluster<E: HostElement>(case: &Case, items: &[PrefillItem], seed: u64) ->
         k_pool: device.numbers("k_pool", &values.pools[0]),
         v_pool: device.numbers("v_pool", &values.pools[1]),
         out: device.out("out", (width, rows[1])),
+        sinks: DevicePtr::null(),
     };
     let no_map = &mut |_: &_| panic!("the kernel has no tensor map");
     let launch =
@@ -365,6 +377,7 @@ fn few_tiles_are_split() {
     assert!(!splits(Attention { head_dim: 128, ..mission }));
     assert!(!splits(Attention { softmax_scale: -1.0, ..mission }));
     assert!(!splits(Attention { batch_invariant: true, ..mission }));
+    assert!(!splits(Attention { has_sinks: true, ..mission }));
     assert!(!mission.splits_prefill(Gpu::HOPPER, Dtype::F32));
     assert!(!mission.splits_prefill(Gpu { target: Target::Sm80, ..Gpu::HOPPER }, Dtype::F16));
 }

@@ -26,7 +26,7 @@ const GATED_ALONE: Case = Case { normed: false, ..GATED };
 /// These by every gate.
 fn gated() -> impl Iterator<Item = Case> {
     let with = |gate| [GATED, GATED_ALONE].map(|case| Case { gate: Some(gate), ..case });
-    Activation::ALL.into_iter().flat_map(with)
+    Activation::FUSED.into_iter().flat_map(with)
 }
 
 /// The instances of `E`.
