@@ -1,5 +1,7 @@
 //! Plans against transformers: every golden, through a naive interpreter of plans in f32.
 
+#[path = "model/experts.rs"]
+mod experts;
 #[path = "model/interpreter.rs"]
 mod interpreter;
 
@@ -229,97 +231,6 @@ fn a_model_in_iq_blocks_computes_what_its_numbers_do() {
     assert_eq!(bytes(&tiles, "layers.0.gate_up"), 2 * 64 * 210, "Q6_K");
     assert_eq!(bytes(&tiles, "layers.1.gate_up"), 64 * 136 + 64 * 8 * 34, "IQ4_XS and Q8_0");
     assert_eq!(model.weight_bytes(&numerics).unwrap(), tiles.weight_bytes());
-}
-
-/// MXFP4 from safetensors and from GGUF, kept as it is: what transformers dequantises it to.
-#[test]
-fn experts_in_mxfp4_compute_what_their_numbers_do() {
-    let dir = goldens().join("gpt-oss-mxfp4");
-    let file = std::fs::read(dir.join("expected.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap();
-    let words = |name| tensors.tensor(name).unwrap().data().as_chunks::<4>().0.to_vec();
-    let tokens: Vec<u32> = words("input_ids").into_iter().map(u32::from_le_bytes).collect();
-    let wanted: Vec<f32> = words("logits").into_iter().map(f32::from_le_bytes).collect();
-    for path in [dir.clone(), goldens().join("gguf/gpt-oss-mxfp4.gguf")] {
-        let model = Model::open(&path).unwrap();
-        let plan = model.plan(&as_stored(), bounds(tokens.len()), 2).unwrap();
-        for name in ["expert_gate", "expert_up", "expert_down"] {
-            let name = format!("layers.1.{name}");
-            let weight = plan.weights.iter().find(|weight| weight.name == name).unwrap();
-            assert_eq!(weight.storage(), Some(Dtype::MXFP4), "{name}");
-            assert_eq!(weight.bytes(), 4 * 64 * 2 * 17, "{name}");
-        }
-        let mut executor = CpuExecutor::open(&plan, model.checkpoint()).unwrap();
-        let prepared = executor.prepare(&plan).unwrap();
-        let mut inputs = StepInputs::new();
-        inputs.push_sequence(&tokens, 0, &[1, 0], 0..tokens.len());
-        let got = executor.run(prepared, &inputs, Want::Logits).unwrap().logits;
-        let error = relative_error(&got, &wanted);
-        assert!(error < 3e-4, "{}: relative error {error:.2e}", path.display());
-    }
-}
-
-/// As transformers 5 has the experts of Mixtral in memory.
-#[test]
-fn experts_of_mixtral_may_be_fused() {
-    let dir = changed("mixtral", "architectures", serde_json::Value::Null);
-    let path = dir.path().join("model.safetensors");
-    let file = std::fs::read(&path).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap();
-    let mut stacks: std::collections::BTreeMap<String, Vec<u8>> = Default::default();
-    let mut others = Vec::new();
-    for (name, tensor) in tensors.iter() {
-        match name.split_once(".block_sparse_moe.experts.") {
-            Some(_) => {}
-            None => others.push((name.replace("block_sparse_moe.gate", "mlp.gate"), tensor)),
-        }
-    }
-    for layer in 0..2 {
-        for expert in 0..4 {
-            for (stem, stack) in
-                [("w1", "gate_up_proj"), ("w3", "gate_up_proj"), ("w2", "down_proj")]
-            {
-                let name =
-                    format!("model.layers.{layer}.block_sparse_moe.experts.{expert}.{stem}.weight");
-                let stack = format!("model.layers.{layer}.mlp.experts.{stack}");
-                let bytes = tensors.tensor(&name).unwrap().data();
-                stacks.entry(stack).or_default().extend(bytes);
-            }
-        }
-    }
-    let view = |(name, bytes): (&String, &'_ Vec<u8>)| {
-        let [rows, cols] = if name.ends_with("down_proj") { [64, 96] } else { [192, 64] };
-        (name.clone(), vec![4, rows, cols], bytes.clone())
-    };
-    let stacks: Vec<_> = stacks.iter().map(view).collect();
-    let views = stacks.iter().map(|(name, shape, bytes)| {
-        let dtype = safetensors::Dtype::F16;
-        (name.clone(), TensorView::new(dtype, shape.clone(), bytes).unwrap())
-    });
-    let all: Vec<_> = others.into_iter().chain(views).collect();
-    std::fs::remove_file(&path).unwrap();
-    safetensors::serialize_to_file(all, None, &path).unwrap();
-    let model = Model::open(dir.path()).unwrap();
-    check_logits(&model, &goldens().join("mixtral/expected.safetensors"), |_| ());
-}
-
-/// Experts whose tensors are of other shapes, or not there.
-#[test]
-fn rejects_experts_that_the_configuration_does_not_fit() {
-    for (name, field, value, expected) in [
-        ("gpt-oss", "num_local_experts", 5, "mlp.router.weight` has shape [4, 64]"),
-        ("gpt-oss", "intermediate_size", 32, "mlp.experts.gate_up_proj` has shape [4, 64, 128]"),
-        ("gpt-oss-mxfp4", "intermediate_size", 32, "gate_up_proj.weight` has shape [4, 128, 64]"),
-        ("glm4-moe", "n_shared_experts", 1, "mlp.shared_experts.gate_proj.weight` has shape"),
-        ("glm4-moe", "first_k_dense_replace", 0, "`model.layers.0.mlp.gate.weight` is missing"),
-        ("glm4-moe", "n_routed_experts", 12, "mlp.gate.weight` has shape [8, 64]"),
-        ("granitemoe", "intermediate_size", 32, "input_linear.weight` has shape [4, 128, 64]"),
-        ("qwen3-moe-fused", "moe_intermediate_size", 16, "gate_up_proj` has shape [6, 64, 64]"),
-        ("qwen3-moe-fused", "mlp_only_layers", 0, "`mlp_only_layers` is 0"),
-    ] {
-        let error = error_with(name, field, value.into());
-        assert!(error.contains(expected), "`{error}` does not say `{expected}`");
-    }
 }
 
 fn as_stored() -> Numerics {
