@@ -131,6 +131,25 @@ fn check(case: &Case, cache_type: CacheType, tolerance: f64) {
     }
 }
 
+/// The three operations with scores and probabilities in memory.
+fn check_materialized(case: &Case) {
+    let (inputs, kv, q, wanted) = step(case, CacheType::F32);
+    let (op, sinks) = (operation(case), case.sinks());
+    let columns = *inputs.kv_lens.iter().max().unwrap() as usize;
+    let width = case.num_heads * columns;
+    let mut scores = vec![f32::NAN; q.len() / op.q.width * width];
+    let mut probabilities = scores.clone();
+    let mut out = vec![f32::NAN; q.len()];
+    let q = Rows::dense(&q, op.q.width);
+    materialized::scores(&op, &inputs, &kv, &q, RowsMut::dense(&mut scores, width));
+    let operation = Operation { attention: &op, kv: &kv, sinks: sinks.as_deref() };
+    let rows = RowsMut::dense(&mut probabilities, width);
+    materialized::softmax(operation, &inputs, &Rows::dense(&scores, width), rows);
+    let rows = RowsMut::dense(&mut out, op.q.width);
+    materialized::values(&op, &inputs, &kv, &Rows::dense(&probabilities, width), rows);
+    assert_close(&out, &wanted, 1e-5, &format!("{case:?}, materialized"));
+}
+
 /// Lengths around a page; a prompt, a chunk of one and decoding side by side; groups of 1, 3 and 7 heads. The rest
 /// of the cache is NaN.
 #[test]
@@ -152,6 +171,7 @@ fn attention_matches_oracle() {
                 let case =
                     Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
                 check(&case, CacheType::F32, 1e-5);
+                check_materialized(&case);
             }
         }
     }
