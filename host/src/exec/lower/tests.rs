@@ -292,21 +292,6 @@ fn attention_that_no_kernel_takes_is_an_error_that_names_the_value() {
     }
 }
 
-#[test]
-fn forms_that_no_kernel_has_are_refused_by_name() {
-    let sinks = Some(WeightId(0));
-    let sinks = lowered(&plan(Op::Attention(Attention { sinks, ..ATTENTION })));
-    let (gate, up, out) = (view(0), view(0), view(1));
-    let gate = Op::Gate { activation: Activation::SwigluOai, gate, up, out };
-    for (lowered, expected) in [
-        (sinks, "attention: attention with sinks on a GPU; it runs with --device cpu"),
-        (lowered(&plan(gate)), "swiglu_oai_mul: the gate of gpt-oss on a GPU"),
-    ] {
-        let error = lowered.unwrap_err().to_string();
-        assert!(error.starts_with(expected), "{error}");
-    }
-}
-
 /// Only the work list knows of a causal mask.
 #[test]
 fn full_attention_is_launched_as_causal() {
