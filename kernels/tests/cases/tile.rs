@@ -115,7 +115,7 @@ unsafe fn softmax_of_blocks(
             earlier.scale_rows(corrections);
         }
     }
-    let sums = softmax.finish();
+    let sums = softmax.finish(f32::NEG_INFINITY);
     for (block, weights) in weights.iter_mut().enumerate() {
         weights.for_each(|i, weight| {
             let row = i / 2 % 2;
