@@ -174,7 +174,7 @@ fn kernel_text<'a>(
                 if let Some([x, y, z]) = fact.cluster {
                     text.push_str(&format!(".explicitcluster\n.reqnctapercluster {x}, {y}, {z}\n"));
                 }
-                text.push_str(body);
+                text.push_str(&without_function_number(body));
             }
             ItemKind::Other => text.push_str(item.text),
         }
@@ -186,6 +186,16 @@ fn kernel_text<'a>(
 /// Instructions that are newer than the compiler's version of PTX, and theirs. Only drivers that
 /// know that version compile a kernel that has them.
 const NEWER: [(&str, &str); 1] = [("st.async.", "8.1")];
+
+/// The body of a function, whose labels have the function's number in the compiler's output: it would
+/// make other text of the same code when a kernel is added.
+fn without_function_number(body: &str) -> String {
+    const LABEL: &str = "$L__BB";
+    let Some(first) = body.find(LABEL) else { return body.to_owned() };
+    let number = &body[first + LABEL.len()..];
+    let digits = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
+    body.replace(&body[first..first + LABEL.len() + digits], LABEL)
+}
 
 /// `header` with the version of PTX that `text` needs.
 fn header_of(header: &str, text: &str) -> String {

@@ -205,3 +205,17 @@ fn a_newer_instruction_raises_the_version_of_its_text() {
         assert!(text.starts_with(&format!(".version {version}\n.target sm_90a\n")), "{text}");
     }
 }
+
+/// A kernel that is added changes the numbers of others, and not their texts.
+#[test]
+fn labels_do_not_have_the_number_of_their_function() {
+    const ENTRY: &str = "gemm_f32_128x128()\n{\n";
+    let of = |number: usize| {
+        let label = format!("$L__BB{number}_2");
+        let body = format!("{ENTRY}\tbra.uni {label};\n{label}:\n");
+        let kernels = split(&TEXT.replace(ENTRY, &body)).unwrap();
+        text(&kernels, "gemm_f32_128x128").to_owned()
+    };
+    assert!(of(7).contains("\tbra.uni $L__BB_2;\n$L__BB_2:\n"), "{}", of(7));
+    assert_eq!(of(7), of(123));
+}
