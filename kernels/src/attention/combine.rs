@@ -34,9 +34,12 @@ pub(super) struct PartialOut {
 }
 
 impl PartialOut {
-    /// The same with a score that has no value.
+    /// The same with a score that has no value; minus infinity is none.
     #[inline(always)]
     pub fn with_sink(self, sink: f32) -> Self {
+        if sink == f32::NEG_INFINITY {
+            return self;
+        }
         let max = math::max(self.max, sink);
         let [weight, of_sink] = [self.max, sink].map(|score| math::exp2_approx(score - max));
         let sum = math::fma(self.sum, weight, of_sink);

@@ -2,7 +2,7 @@
 //! j` and output columns `PANEL_COLUMNS * c + VEC_ELEMS * lane.n ..`; probabilities are exchanged
 //! through the warp's scratch space in shared memory.
 
-use super::tile::{PANEL_COLUMNS, ROW_UNIT, WarpTile, vec_elems};
+use super::tile::{PANEL_COLUMNS, ROW_UNIT, WarpTile, WithSink, vec_elems};
 use crate::kv_cache::PAGE_SIZE;
 use cuda_std::prelude::*;
 
@@ -189,6 +189,18 @@ impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> FmaTile<ROWS, KE
     }
 }
 
+impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WithSink
+    for FmaTile<ROWS, KEYS, PANELS>
+{
+    #[inline(always)]
+    fn add_sink(&mut self, sink: f32) {
+        // One lane of a row has its weight.
+        let has_weight = self.lane.n == 0 && sink > f32::NEG_INFINITY;
+        self.max = [sink; ROWS];
+        self.sum = [if has_weight { 1.0 } else { 0.0 }; ROWS];
+    }
+}
+
 impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WarpTile
     for FmaTile<ROWS, KEYS, PANELS>
 {
@@ -280,10 +292,9 @@ impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WarpTile
     }
 
     #[inline(always)]
-    fn normalize(&mut self, sink: f32) {
+    fn normalize(&mut self) {
         unroll!(i in 0..ROWS, {
-            let of_sink = math::exp2_approx(sink - self.max[i] * self.scale);
-            let total = row_sum(self.sum[i]) + of_sink;
+            let total = row_sum(self.sum[i]);
             self.scale_row(i, if total > 0.0 { math::rcp_approx(total) } else { 0.0 });
         });
     }

@@ -4,7 +4,7 @@
 //! Fragment layouts are those of [`cuda_std::mma`]: of each 16 x 8 accumulator a lane holds rows
 //! `group` and `group + 8`, columns `2 * pair` and `2 * pair + 1`.
 
-use super::tile::{PANEL_COLUMNS, WarpTile, swizzle, vec_elems};
+use super::tile::{PANEL_COLUMNS, WarpTile, WithSink, swizzle, vec_elems};
 use crate::element::Half;
 use crate::kv_cache::PAGE_SIZE;
 use core::marker::PhantomData;
@@ -167,10 +167,9 @@ impl<const PANELS: usize> RowTile<PANELS> {
     }
 
     #[inline(always)]
-    fn normalize(&mut self, sink: f32, scale: f32) {
+    fn normalize(&mut self) {
         unroll!(row in 0..2, {
-            let of_sink = math::exp2_approx(sink - self.max[row] * scale);
-            let total = reduce_row(self.sum[row], |a, b| a + b) + of_sink;
+            let total = reduce_row(self.sum[row], |a, b| a + b);
             self.scale_row(row, if total > 0.0 { math::rcp_approx(total) } else { 0.0 });
         });
     }
@@ -185,6 +184,21 @@ impl<const PANELS: usize> RowTile<PANELS> {
                 f(first_row + group + 8, column, [c, d]);
             }
         });
+    }
+}
+
+impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usize> WithSink
+    for MmaTile<E, ROW_TILES, KEY_STEPS, PANELS>
+{
+    #[inline(always)]
+    fn add_sink(&mut self, sink: f32) {
+        let (_, pair) = lane();
+        // One lane of a row has its weight.
+        let weight = if pair == 0 && sink > f32::NEG_INFINITY { 1.0 } else { 0.0 };
+        for row_tile in 0..ROW_TILES {
+            self.row_tiles[row_tile].max = [sink; 2];
+            self.row_tiles[row_tile].sum = [weight; 2];
+        }
     }
 }
 
@@ -305,9 +319,9 @@ impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usiz
     }
 
     #[inline(always)]
-    fn normalize(&mut self, sink: f32) {
+    fn normalize(&mut self) {
         unroll!(row_tile in 0..ROW_TILES, {
-            self.row_tiles[row_tile].normalize(sink, self.scale);
+            self.row_tiles[row_tile].normalize();
         });
     }
 

@@ -13,7 +13,8 @@
 //! Source    arXiv:2205.14135; paged cache: arXiv:2309.06180.
 
 use super::tile::{
-    AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, Source, WarpTile, is_aligned,
+    AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, Source, WarpTile, WithSink,
+    is_aligned,
 };
 use super::work::PrefillItem;
 use crate::attention::head_dims::HEAD_DIMS;
@@ -178,6 +179,12 @@ pub unsafe fn attention_prefill<
     };
     let has_rows = warp_row < queries;
     let mut tile = Tile::<E, ROWS, KEYS, PANELS>::new(softmax_scale * LOG2_E);
+    let sink = match sinks.is_null() {
+        true => f32::NEG_INFINITY,
+        // SAFETY: there is one for each query head.
+        false => unsafe { sinks.get(head as usize) / softmax_scale },
+    };
+    tile.add_sink(sink);
     // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed,
     // before it is read, and a barrier is passed after its last read, before it is overwritten.
     unsafe {
@@ -242,11 +249,7 @@ pub unsafe fn attention_prefill<
         // 4. Output. The item is loaded again: its registers are the accumulators' until here.
         let PrefillItem { head, first_token, queries, .. } = PrefillItem::load(items, index);
         let out = out.cast::<E>().add((head * head_dim) as usize);
-        let sink = match sinks.is_null() {
-            true => f32::NEG_INFINITY,
-            false => sinks.get(head as usize) * LOG2_E,
-        };
-        tile.normalize(sink);
+        tile.normalize();
         tile.for_each_pair(|row, column, pair| {
             if warp_row + row < queries {
                 let token = (first_token + warp_row + row) as usize;

@@ -59,9 +59,8 @@ pub trait AttentionElement: Number {
     /// The warp tile of prefill, for heads of up to `32 * PANELS` columns; it has `ROWS` times the
     /// rows and `KEYS` times the keys of the smallest.
     #[allow(private_bounds)]
-    type Prefill<const ROWS: usize, const KEYS: usize, const PANELS: usize>: WarpTile<
-        Element = Self,
-    >;
+    type Prefill<const ROWS: usize, const KEYS: usize, const PANELS: usize>: WarpTile<Element = Self>
+        + WithSink;
 
     /// The warp tile of decode, for up to `4 * ROWS` query heads.
     #[allow(private_bounds)]
@@ -163,9 +162,8 @@ pub(super) trait WarpTile: Sized {
         smem_v: Shared<Self::Element>,
     );
 
-    /// Divides the output by the row sums, to each of which a score `sink` without a value is added,
-    /// scaled as [`WarpTile::for_each_row`] has them; rows without a visible key become zeros.
-    fn normalize(&mut self, sink: f32);
+    /// Divides the output by the row sums; rows without a visible key become zeros.
+    fn normalize(&mut self);
 
     /// Calls `f` with the index, largest scaled score and row sum of each row, in one lane of the
     /// warp.
@@ -173,6 +171,13 @@ pub(super) trait WarpTile: Sized {
 
     /// Calls `f` with row, first column and values of each pair of adjacent outputs of the lane.
     fn for_each_pair(&self, f: impl FnMut(u32, u32, [f32; 2]));
+}
+
+/// A tile whose rows may have a score that has no value, beside those of the keys.
+pub(super) trait WithSink {
+    /// Adds the score, as those before they are scaled, to all rows, before any key: then it takes
+    /// no registers. Minus infinity is none.
+    fn add_sink(&mut self, sink: f32);
 }
 
 /// Rows in global memory, the source of a tile.

@@ -338,18 +338,10 @@ unsafe fn attend<S: KvSource>(
             let to = problem.out.add(to + (rows.head(row) * problem.head_dim) as usize);
             store_out(to, column, problem.head_dim, problem.aligned, values);
         };
-        // The sink is in the first split.
-        let has_sink = item.split == 0 && !problem.sinks.is_null();
-        let combine = |row: u32, column: u32| {
-            let result = results.combine(row, column);
-            if !has_sink {
-                return result;
-            }
-            result.with_sink(problem.sinks.get(rows.head(row) as usize) * LOG2_E)
-        };
         if item.num_splits == 1 {
             for_each_vec(rows.rows, width, |row, column| {
-                store(row, column, combine(row, column).normalized());
+                let sink = problem.sink(item.split, rows.head(row));
+                store(row, column, results.combine(row, column, sink).normalized());
             });
             return;
         }
@@ -361,7 +353,8 @@ unsafe fn attend<S: KvSource>(
             num_splits: item.num_splits,
         };
         for_each_vec(rows.rows, width, |row, column| {
-            splits.store(item.split, row, column, combine(row, column));
+            let sink = problem.sink(item.split, rows.head(row));
+            splits.store(item.split, row, column, results.combine(row, column, sink));
         });
 
         // 5. The last block to get here combines the splits.

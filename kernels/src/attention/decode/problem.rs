@@ -11,6 +11,7 @@ use super::super::tile::{
 use super::super::work::DecodeItem;
 use super::kv_elems;
 use crate::kv_cache::{PAGE_SIZE, row_start};
+use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 
 /// The query rows of an item.
@@ -72,6 +73,21 @@ pub struct Problem<E> {
     pub out_stride: u32,
     /// A score of each query head that has no value; or null.
     pub sinks: Global<f32>,
+}
+
+impl<E> Problem<E> {
+    /// The score without a value of a split's query head, in base 2: the first split has it.
+    ///
+    /// # Safety
+    /// 1. There is one for each query head, or none.
+    #[inline(always)]
+    pub unsafe fn sink(&self, split: u32, head: u32) -> f32 {
+        if split > 0 || self.sinks.is_null() {
+            return f32::NEG_INFINITY;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.sinks.get(head as usize) * LOG2_E }
+    }
 }
 
 /// The rows of new tokens that are not appended yet.

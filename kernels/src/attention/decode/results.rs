@@ -42,12 +42,12 @@ impl WarpResults {
         }
     }
 
-    /// The block's result of a row, from `column` on.
+    /// The block's result of a row, from `column` on, with `sink`, see [`PartialOut::with_sink`].
     ///
     /// # Safety
     /// 1. All warps' results are stored.
     #[inline(always)]
-    pub unsafe fn combine(&self, row: u32, column: u32) -> PartialOut {
+    pub unsafe fn combine(&self, row: u32, column: u32, sink: f32) -> PartialOut {
         let row_of = |warp: u32| warp * self.block_rows + row;
         // SAFETY: the caller's promise.
         unsafe {
@@ -56,6 +56,7 @@ impl WarpResults {
                 let values = self.out.get_vec(row_of(warp) * self.width + column);
                 PartialOut { max: max_score(warp), sum: self.sum.get(row_of(warp)), values }
             })
+            .with_sink(sink)
         }
     }
 }

@@ -7,23 +7,26 @@
 //!           row of tiles on.
 //! Launch    grid `(columns * chunks, 1, 1)`, block `(NUM_THREADS, 1, 1)`. A block computes a few
 //!           rows of tiles of an expert for a chunk of up to eight choices of it; its warps split k.
-//! Numerics  MMAs of f16 or bf16 in f32; a warp takes every `2^k_warps_log2`-th tile of 256 columns,
-//!           and warps are added in order: the order depends on n and k alone. One rounding at the
+//! Numerics  MMAs of f16 or bf16 in f32; a warp takes every `2^k_warps_log2`-th tile of 256 columns, in
+//!           dense weights of 64, and warps are added in order: the order depends on n and k alone. One rounding at the
 //!           store; gate and up are rounded before they are multiplied. Elements in blocks are
 //!           rounded to f16.
 //! Bound     memory: a chosen expert's matrices are read once for eight choices.
 
 use super::chunk::shared_words as chunk_words;
 use super::chunk::{Choices, Chunk, Grouped, NO_CHOICE, NUM_THREADS, NUM_WARPS, offset};
-use super::weight::{Dense, HalfOfX, TileRow, WarpTiles, Weight, first_columns, multiply};
+use super::weight::{Dense, HalfOfX, TileRow, WarpUnits, Weight, first_columns, multiply};
 use crate::activation::GateArg;
 use crate::element::Number;
-use crate::gemm::quantised::format::{BLOCKS, TILE_K, TILE_ROWS, UNIT_K, lane_group, lane_pair};
+use crate::gemm::quantised::format::{BLOCKS, TILE_ROWS, lane_group, lane_pair};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
 /// Choices of a chunk: columns of an MMA.
 pub const CHUNK_ROWS: u32 = 8;
+
+/// Units of a warp on their way.
+const RING: usize = 2;
 
 /// Elements from a row of partial sums to the next: lanes write to different banks.
 const PARTIALS_STRIDE: u32 = TILE_ROWS + 4;
@@ -75,7 +78,7 @@ impl LaneRow {
 /// 4. `2^k_warps_log2` is at most `NUM_WARPS`, half of it with a gate; `columns` are the blocks of a
 ///    chunk.
 #[kernel(
-    launch_bounds(NUM_THREADS, 2),
+    launch_bounds(NUM_THREADS, 3),
     overlaps,
     instances(
         F in BLOCKS,
@@ -130,23 +133,26 @@ pub unsafe fn experts_few<W: Weight>(
         let block_tiles = (NUM_WARPS >> k_warps_log2) >> parts_log2;
         let row = block * block_tiles + (group >> parts_log2);
         let weight = if group & parts_log2 == 1 { up } else { weight };
-        let num_tiles = if row * TILE_ROWS < n { k.div_ceil(TILE_K) } else { 0 };
-        let at = TileRow { weight, n, k, expert: chunk.expert, row };
-        let mut tile = k_warp;
         let mut acc = [0.0; 4];
-        if tile < num_tiles {
-            let mut tiles = WarpTiles::<W>::new(at, tile, k_warps);
+        if row * TILE_ROWS < n {
+            let at = TileRow { weight, n, k, expert: chunk.expert, row };
+            let mut units = WarpUnits::<W, RING>::new(at, k_warp, k_warps);
             // A row without a choice has the first one's: its results are not stored.
             let choice =
                 chunk.rows.get(if lane_group() < chunk.num_rows { lane_group() } else { 0 });
             let x = x.add(offset(choice, top_k, [x_stride, x_choice_stride]));
             let x = LaneRow { x, k };
-            while tile < num_tiles {
-                tiles.take(|[unit, half], fragments| {
-                    let first = tile * TILE_K + unit as u32 * UNIT_K;
-                    acc = multiply::<W::E>(&fragments, &x.half::<W>(first, half), acc);
+            while units.first_column(0) < k {
+                units.start();
+                unroll!(i in 0..4, {
+                    let first = units.first_column(i);
+                    let unit = units.take(i);
+                    unroll!(half in 0..2, {
+                        let fragments = units.fragments(&unit, i, half);
+                        acc = multiply::<W::E>(&fragments, &x.half::<W>(first, half), acc);
+                    });
                 });
-                tile += k_warps;
+                units.finish();
             }
         }
 

@@ -1,7 +1,7 @@
 //! The launches of a mixture of experts.
 
 use super::chunk::{CHUNK_WORDS, NUM_THREADS, NUM_WARPS};
-use super::weight::Dense;
+use super::weight::{Dense, ROUND};
 use super::{combine, few, group, linear_f32, many, route};
 use crate::Rows;
 use crate::activation::{gate_arg, num_parts};
@@ -9,10 +9,11 @@ use crate::element::{Number, VEC_ELEMS, type_of};
 use crate::gemm::SumOrder;
 use crate::gemm::problem::refuse;
 use crate::gemm::quantised::BlockFormat;
-use crate::gemm::quantised::format::{TILE_K, TILE_ROWS};
+use crate::gemm::quantised::format::{TILE_ROWS, UNIT_K};
 use crate::gemm::quantised::packed;
 use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+use cuda_std::warp::WARP_SIZE;
 use gpu_types::{Activation, Dtype};
 use half::{bf16, f16};
 
@@ -85,7 +86,9 @@ impl Route {
         };
         let grid = [self.max_tokens.div_ceil(route::WARPS as usize), 1, 1];
         let geometry = Geometry::new(grid, route::NUM_THREADS as usize, 0)?;
-        Ok(geometry.map(|geometry| args.launch(geometry)))
+        let takes = |i: route::route_f32::Instance| self.num_experts <= WARP_SIZE as usize * i.n();
+        let instance = route::route_f32::Instance::find(takes).expect("one for the most experts");
+        Ok(geometry.map(|geometry| args.launch(instance, geometry)))
     }
 }
 
@@ -326,14 +329,17 @@ impl ExpertLinear {
         let ExpertOperands { num_tokens, experts, x, x_by_choice, weight, up, .. } = *operands;
         let [bias, up_bias] = operands.bias;
         let weight_type = self.weight_type::<E>()?;
+        let is_it = |i: many::experts_many::Instance| i.w() == weight_type;
+        let instance = many::experts_many::Instance::find(is_it).expect("all weights");
+        let tiles = instance.tiles();
         let chunks = self.max_chunks(self.chunk_rows());
         let k_warps = self.k_warps();
         let columns = match self.is_few() {
             true => (NUM_WARPS as usize / k_warps / num_parts(self.gate)) * TILE_ROWS as usize,
-            false => many::BLOCK_COLUMNS as usize / num_parts(self.gate),
+            false => many::block_columns(tiles) as usize / num_parts(self.gate),
         };
         let columns = self.n.div_ceil(columns);
-        let words = if self.is_few() { few::SHARED_WORDS } else { many::SHARED_WORDS };
+        let words = if self.is_few() { few::SHARED_WORDS } else { many::shared_words(tiles) };
         let shared_bytes = words as usize * size_of::<u32>();
         let grid = [columns.saturating_mul(chunks), 1, 1];
         let geometry = Geometry::new(grid, NUM_THREADS as usize, shared_bytes)?;
@@ -395,8 +401,6 @@ impl ExpertLinear {
             out_stride,
             out_choice_stride: n,
         };
-        let is_it = |i: many::experts_many::Instance| i.w() == weight_type;
-        let instance = many::experts_many::Instance::find(is_it).expect("all weights");
         Ok(Some(args.launch(instance, geometry)))
     }
 
@@ -432,13 +436,12 @@ impl ExpertLinear {
         }
     }
 
-    /// Warps that split k: as many as give the busiest warp the fewest tiles, of equals the fewest.
-    /// They decide the order of the sums, so they must not depend on the rows.
+    /// Warps that split k: as many as have four units each. They decide the order of the sums, so they
+    /// must not depend on the rows.
     fn k_warps(&self) -> usize {
-        let tiles = self.k.div_ceil(TILE_K as usize);
         let most = NUM_WARPS as usize / num_parts(self.gate);
-        let allowed = [1, 2, 4, 8].into_iter().filter(|&warps| warps <= most);
-        allowed.min_by_key(|&warps| tiles.div_ceil(warps)).expect("at least one")
+        let units = self.k.div_ceil(UNIT_K as usize);
+        1 << (units / ROUND).clamp(1, most).ilog2()
     }
 
     fn launch_sums<E: Number, O: Number>(

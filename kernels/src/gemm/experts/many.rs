@@ -1,23 +1,21 @@
 //! Linear layers of experts, many rows of x an expert (prompts): what [`few`](super::few) computes.
 //!
 //! Shapes    those of [`experts_few`](super::few::experts_few()).
-//! Launch    grid `(columns * chunks, 1, 1)`, block `(NUM_THREADS, 1, 1)`. A block computes 128 rows
-//!           of an expert's matrix, 64 of gate and of up, for a chunk of up to 64 choices of it.
+//! Launch    grid `(columns * chunks, 1, 1)`, block `(NUM_THREADS, 1, 1)`. A block computes 256 rows
+//!           of an expert's dense matrix, 128 in blocks, half of them of gate and half of up, for a chunk of up to 64 choices of it.
 //! Numerics  MMAs of f16 or bf16 in f32, in the order of k. One rounding at the store; gate and up
 //!           are rounded before they are multiplied. Elements in blocks are rounded to f16.
 //! Bound     tensor cores, and the instructions that dequantise; with few choices memory.
 //!
-//! A warp has a row of tiles of the weight, 16 rows of A, in registers, and loads tiles from global
-//! memory a tile ahead. The rows of x are gathered into shared memory, a unit of 64 columns a stage.
+//! A warp has a row of tiles of the weight or two, 16 rows of A each, in registers, and loads their units
+//! from global memory two ahead. The rows of x are gathered into shared memory, a unit of 64 columns a stage.
 
 use super::chunk::shared_words as chunk_words;
 use super::chunk::{Choices, Chunk, Grouped, NO_CHOICE, NUM_THREADS, NUM_WARPS, offset};
-use super::weight::{Dense, Fragments, TileRow, WarpTiles, Weight, first_columns, multiply};
+use super::weight::{Dense, Fragments, TileRow, WarpUnits, Weight, first_columns, multiply};
 use crate::activation::GateArg;
 use crate::element::Half;
-use crate::gemm::quantised::format::{
-    BLOCKS, TILE_K, TILE_ROWS, TILE_UNITS, UNIT_K, lane_group, lane_pair,
-};
+use crate::gemm::quantised::format::{BLOCKS, TILE_ROWS, UNIT_K, lane_group, lane_pair};
 use cuda_std::cp_async::copy_vec;
 use cuda_std::mma::Accumulator;
 use cuda_std::prelude::*;
@@ -26,8 +24,13 @@ use half::{bf16, f16};
 /// Choices of a chunk.
 pub const CHUNK_ROWS: u32 = 64;
 
-/// Rows of the weight of a block.
-pub const BLOCK_COLUMNS: u32 = NUM_WARPS * TILE_ROWS;
+/// Rows of the weight of a block whose warps have `tiles` rows of tiles each.
+pub const fn block_columns(tiles: usize) -> u32 {
+    NUM_WARPS * tiles as u32 * TILE_ROWS
+}
+
+/// Units of a row of tiles on their way.
+const RING: usize = 2;
 
 /// Rows of x of an MMA.
 const MMA_ROWS: u32 = 8;
@@ -49,17 +52,19 @@ const NUM_COPIES: usize = (CHUNK_ROWS * ROW_VECS / NUM_THREADS) as usize;
 const COPY_ROWS: u32 = CHUNK_ROWS / NUM_COPIES as u32;
 
 /// Elements between two rows of the staging of the epilogue: lanes write to different banks.
-const STAGING_STRIDE: u32 = BLOCK_COLUMNS + 4;
+const fn staging_stride(tiles: usize) -> u32 {
+    block_columns(tiles) + 4
+}
 
 /// Outputs that a thread stores at once.
 const OUT_VEC: u32 = 4;
 
 /// Words of shared memory of a block: the chunk, and stages, whose place the staging takes.
-pub const SHARED_WORDS: u32 = {
+pub const fn shared_words(tiles: usize) -> u32 {
     let stages = NUM_STAGES * CHUNK_ROWS * UNIT_K / 2;
-    let staging = CHUNK_ROWS * STAGING_STRIDE;
+    let staging = CHUNK_ROWS * staging_stride(tiles);
     chunk_words(CHUNK_ROWS) + if stages > staging { stages } else { staging }
-};
+}
 
 /// Element offset of 16-byte vector `vec` of a row in a stage: what the lanes load at once is in
 /// different banks, 32 bytes of four rows or 64 bytes of two.
@@ -99,17 +104,17 @@ impl Rows {
         cp_async::commit();
     }
 
-    /// Adds the products of half `half` of unit `unit`.
+    /// Adds the products of half `half` of unit `unit` with each of the warp's rows of tiles.
     ///
     /// # Safety
     /// 1. The unit is copied; the warp is converged.
     #[inline(always)]
-    unsafe fn multiply<W: Weight>(
+    unsafe fn multiply<W: Weight, const TILES: usize>(
         &self,
         unit: u32,
         half: usize,
-        fragments: &Fragments,
-        acc: &mut [Accumulator; NUM_MMAS],
+        fragments: &[Fragments; TILES],
+        acc: &mut [[Accumulator; NUM_MMAS]; TILES],
     ) {
         let stage = self.smem.offset(unit % NUM_STAGES * CHUNK_ROWS * UNIT_K);
         // Rows of other MMAs are a multiple of eight apart, and share their swizzle.
@@ -128,7 +133,9 @@ impl Rows {
                     first.map(|words| words.get_vec(below))
                 }
             };
-            acc[mma] = multiply::<W::E>(fragments, &x, acc[mma]);
+            for tile in 0..TILES {
+                acc[tile][mma] = multiply::<W::E>(&fragments[tile], &x, acc[tile][mma]);
+            }
         }
     }
 }
@@ -175,9 +182,9 @@ impl Output {
     /// # Safety
     /// 1. The staging is written; the operands are as the kernel requires.
     #[inline(always)]
-    unsafe fn store<E: Half>(&self, staging: Shared<f32>, chunk: &Chunk) {
+    unsafe fn store<E: Half, const TILES: usize>(&self, staging: Shared<f32>, chunk: &Chunk) {
         let parts_log2 = self.gate.num_parts() - 1;
-        let vecs_log2 = (BLOCK_COLUMNS / OUT_VEC).ilog2() - parts_log2;
+        let vecs_log2 = (block_columns(TILES) / OUT_VEC).ilog2() - parts_log2;
         let strides = self.strides[0] | self.strides[1] | self.n;
         let is_vector = strides.is_multiple_of(OUT_VEC) && self.out.address().is_multiple_of(8);
         let out = self.out.cast::<E>();
@@ -191,8 +198,8 @@ impl Output {
             }
             // Tiles of gate and up are in turn.
             let (tile, in_tile) = (vec * OUT_VEC / TILE_ROWS, vec * OUT_VEC % TILE_ROWS);
-            let staged =
-                staging.offset(row * STAGING_STRIDE + (tile << parts_log2) * TILE_ROWS + in_tile);
+            let staged = staging
+                .offset(row * staging_stride(TILES) + (tile << parts_log2) * TILE_ROWS + in_tile);
             // SAFETY: the caller's promise; row and column are inside.
             unsafe {
                 let choice = chunk.rows.get(row);
@@ -224,22 +231,22 @@ impl Output {
     }
 }
 
-/// 128 rows of an expert's matrix by up to 64 choices of it a block.
+/// 128 or 256 rows of an expert's matrix by up to 64 choices of it a block.
 ///
 /// # Safety
 /// 1. Those of [`experts_few`](super::few::experts_few()), but for `k_warps_log2`; `chunks` are of
 ///    [`CHUNK_ROWS`].
 #[kernel(
-    launch_bounds(NUM_THREADS, W::MIN_BLOCKS),
+    launch_bounds(NUM_THREADS, 1),
     overlaps,
     instances(
         F in BLOCKS,
         E in [f16, bf16],
-        experts_{E}_many = <Dense<E>>,
-        experts_{F}_many = <F>
+        experts_{E}_many = <Dense<E>, 2>,
+        experts_{F}_many = <F, 1>
     )
 )]
-pub unsafe fn experts_many<W: Weight>(
+pub unsafe fn experts_many<W: Weight, const TILES: usize>(
     num_tokens: Global<u32>,
     top_k: u32,
     experts: Global<u32>,
@@ -280,10 +287,15 @@ pub unsafe fn experts_many<W: Weight>(
 
         // 1. The first tile, and the first units of x.
         let parts_log2 = gate.num_parts() - 1;
-        let tile_row = block * NUM_WARPS + warp::warp_idx();
-        let weight = if tile_row & parts_log2 == 1 { up } else { weight };
-        let at = TileRow { weight, n, k, expert: chunk.expert, row: tile_row >> parts_log2 };
-        let mut tiles = WarpTiles::<W>::new(at, 0, 1);
+        let row_of = |tile: usize| {
+            let tile_row = (block * NUM_WARPS + warp::warp_idx()) * TILES as u32 + tile as u32;
+            let weight = if tile_row & parts_log2 == 1 { up } else { weight };
+            TileRow { weight, n, k, expert: chunk.expert, row: tile_row >> parts_log2 }
+        };
+        let mut units = [WarpUnits::<W, RING>::new(row_of(0), 0, 1); TILES];
+        for tile in 1..TILES {
+            units[tile] = WarpUnits::new(row_of(tile), 0, 1);
+        }
         let stages = smem.offset(chunk_words(CHUNK_ROWS)).cast::<u16>();
         let mut rows =
             Rows { x, from: [0; NUM_COPIES], exists: [false; NUM_COPIES], k, smem: stages };
@@ -300,36 +312,54 @@ pub unsafe fn experts_many<W: Weight>(
         }
 
         // 2. Main loop.
-        let mut acc = [[0.0; 4]; NUM_MMAS];
-        for tile in 0..k.div_ceil(TILE_K) {
-            tiles.take(|[unit, half], fragments| {
-                let unit = tile * TILE_UNITS as u32 + unit as u32;
-                if half == 0 {
-                    cp_async::wait(NUM_STAGES - 2);
-                    thread::sync_threads();
-                    rows.copy::<W>(unit + NUM_STAGES - 1);
+        let mut acc = [[[0.0; 4]; NUM_MMAS]; TILES];
+        let mut unit_idx = 0;
+        while unit_idx * UNIT_K < k {
+            for tile in 0..TILES {
+                units[tile].start();
+            }
+            unroll!(i in 0..4, {
+                cp_async::wait(NUM_STAGES - 2);
+                thread::sync_threads();
+                rows.copy::<W>(unit_idx + NUM_STAGES - 1);
+                let mut loaded = [units[0].take(i); TILES];
+                for tile in 1..TILES {
+                    loaded[tile] = units[tile].take(i);
                 }
-                rows.multiply::<W>(unit, half, &fragments, &mut acc);
+                unroll!(half in 0..2, {
+                    let mut fragments = [units[0].fragments(&loaded[0], i, half); TILES];
+                    for tile in 1..TILES {
+                        fragments[tile] = units[tile].fragments(&loaded[tile], i, half);
+                    }
+                    rows.multiply::<W, TILES>(unit_idx, half, &fragments, &mut acc);
+                });
+                unit_idx += 1;
             });
+            for tile in 0..TILES {
+                units[tile].finish();
+            }
         }
 
         // 3. Epilogue: its staging takes the place of the stages.
         cp_async::wait(0);
         thread::sync_threads();
         let staging = stages.cast::<f32>();
-        let column = warp::warp_idx() * TILE_ROWS + lane_group();
-        for mma in 0..NUM_MMAS {
-            for i in 0..4 {
-                let row = mma as u32 * MMA_ROWS + 2 * lane_pair() + i % 2;
-                let at = row * STAGING_STRIDE + column + i / 2 * 8;
-                staging.set(at, acc[mma][i as usize]);
+        for tile in 0..TILES {
+            let tile_idx = warp::warp_idx() * TILES as u32 + tile as u32;
+            let column = tile_idx * TILE_ROWS + lane_group();
+            for mma in 0..NUM_MMAS {
+                for i in 0..4 {
+                    let row = mma as u32 * MMA_ROWS + 2 * lane_pair() + i % 2;
+                    let at = row * staging_stride(TILES) + column + i / 2 * 8;
+                    staging.set(at, acc[tile][mma][i as usize]);
+                }
             }
         }
         thread::sync_threads();
-        let first_column = block * (BLOCK_COLUMNS >> parts_log2);
+        let first_column = block * (block_columns(TILES) >> parts_log2);
         let strides = [out_stride, out_choice_stride];
         let biases = [bias, up_bias];
         let output = Output { n, first_column, gate, biases, top_k, strides, out };
-        output.store::<W::E>(staging, &chunk);
+        output.store::<W::E, TILES>(staging, &chunk);
     }
 }

@@ -10,7 +10,6 @@
 //!           the first; one that is NaN comes after all numbers.
 //! Bound     latency: `top_k` times two reductions of a warp.
 
-use super::group::MAX_EXPERTS;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 
@@ -19,9 +18,6 @@ pub const WARPS: u32 = 4;
 
 /// Threads of a block.
 pub const NUM_THREADS: u32 = WARPS * warp::WARP_SIZE;
-
-/// Logits of a lane.
-const LANE_LOGITS: usize = (MAX_EXPERTS / warp::WARP_SIZE) as usize;
 
 /// A number for each logit, in their order: 0 is none, 1 NaN. Both zeros are one.
 #[inline(always)]
@@ -36,12 +32,16 @@ fn key(logit: f32) -> u32 {
 /// Adds the two best scores of each group of `of_group` experts, and makes minus infinity what is of
 /// no chosen group: those with the `top_k` largest sums, of equal ones that of the lower index.
 #[inline(always)]
-fn leave_out_groups(scores: &mut [f32; LANE_LOGITS], [count, top_k]: [u32; 2], of_group: u32) {
+fn leave_out_groups<const N: usize>(
+    scores: &mut [f32; N],
+    [count, top_k]: [u32; 2],
+    of_group: u32,
+) {
     let lane = warp::lane_id();
     let mut own = f32::NEG_INFINITY;
     for group in 0..count {
-        let mut keys = [0; LANE_LOGITS];
-        for i in 0..LANE_LOGITS {
+        let mut keys = [0; N];
+        for i in 0..N {
             let expert = i as u32 * warp::WARP_SIZE + lane;
             let is_in_group = expert.wrapping_sub(group * of_group) < of_group;
             keys[i] = if is_in_group { key(scores[i]) } else { 0 };
@@ -57,7 +57,7 @@ fn leave_out_groups(scores: &mut [f32; LANE_LOGITS], [count, top_k]: [u32; 2], o
         rank += u32::from(key > own_key || key == own_key && other < lane);
     }
     let chosen = warp::ballot(warp::FULL_MASK, lane < count && rank < top_k);
-    for i in 0..LANE_LOGITS {
+    for i in 0..N {
         let group = (i as u32 * warp::WARP_SIZE + lane) / of_group.max(1);
         if group < count && chosen >> group & 1 == 0 {
             scores[i] = f32::NEG_INFINITY;
@@ -67,21 +67,21 @@ fn leave_out_groups(scores: &mut [f32; LANE_LOGITS], [count, top_k]: [u32; 2], o
 
 /// The expert with the largest key, of equal ones the first, whose key becomes 0, and its value.
 #[inline(always)]
-fn take_largest(keys: &mut [u32; LANE_LOGITS], values: &[f32; LANE_LOGITS]) -> (u32, f32) {
+fn take_largest<const N: usize>(keys: &mut [u32; N], values: &[f32; N]) -> (u32, f32) {
     let lane = warp::lane_id();
     let mut largest = 0;
-    for i in 0..LANE_LOGITS {
+    for i in 0..N {
         largest = largest.max(keys[i]);
     }
     let largest = warp::redux_max_u32(warp::FULL_MASK, largest);
     let (mut expert, mut value) = (u32::MAX, 0.0);
-    for i in 0..LANE_LOGITS {
+    for i in 0..N {
         if keys[i] == largest && expert == u32::MAX {
             (expert, value) = (i as u32 * warp::WARP_SIZE + lane, values[i]);
         }
     }
     let chosen = warp::redux_min_u32(warp::FULL_MASK, expert);
-    for i in 0..LANE_LOGITS {
+    for i in 0..N {
         if i as u32 * warp::WARP_SIZE + lane == chosen {
             keys[i] = 0;
         }
@@ -89,15 +89,19 @@ fn take_largest(keys: &mut [u32; LANE_LOGITS], values: &[f32; LANE_LOGITS]) -> (
     (chosen, warp::shuffle_idx(value, chosen % warp::WARP_SIZE))
 }
 
-/// A warp a token.
+/// A warp a token, of up to `32 * N` experts.
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; the matrices hold that many rows at their strides; `top_k` is at
-///    most `num_experts`, and that at most [`MAX_EXPERTS`].
+///    most `num_experts`, and that at most `32 * N`.
 /// 2. `bias` holds an element an expert, or is null: scores are then a softmax. `num_groups`, at most
 ///    32, divides `num_experts`.
-#[kernel(launch_bounds(NUM_THREADS, 1), overlaps)]
-pub unsafe fn route_f32(
+#[kernel(
+    launch_bounds(NUM_THREADS, 1),
+    overlaps,
+    instances(route_f32_e128 = <4>, route_f32_e256 = <8>, route_f32_e512 = <16>)
+)]
+pub unsafe fn route_f32<const N: usize>(
     num_tokens: Global<u32>,
     num_experts: u32,
     top_k: u32,
@@ -126,9 +130,9 @@ pub unsafe fn route_f32(
     unsafe {
         let row = logits.add(token as usize * logits_stride as usize);
         let is_softmax = bias.is_null();
-        let mut scores = [f32::NEG_INFINITY; LANE_LOGITS];
-        let mut biases = [0.0; LANE_LOGITS];
-        for i in 0..LANE_LOGITS {
+        let mut scores = [f32::NEG_INFINITY; N];
+        let mut biases = [0.0; N];
+        for i in 0..N {
             let expert = i as u32 * warp::WARP_SIZE + lane;
             if expert < num_experts {
                 scores[i] = row.get(expert as usize);
@@ -140,22 +144,22 @@ pub unsafe fn route_f32(
         let mut choice_scores = scores;
         if is_softmax {
             let mut max = f32::NEG_INFINITY;
-            for i in 0..LANE_LOGITS {
+            for i in 0..N {
                 max = math::max(max, scores[i]);
             }
             let max = warp::reduce_max(max);
             let mut total = 0.0;
-            for i in 0..LANE_LOGITS {
+            for i in 0..N {
                 let exists = i as u32 * warp::WARP_SIZE + lane < num_experts;
                 scores[i] = math::exp2_approx((scores[i] - max) * LOG2_E);
                 total += if exists { scores[i] } else { 0.0 };
             }
             let total = warp::reduce_add(total);
-            for i in 0..LANE_LOGITS {
+            for i in 0..N {
                 scores[i] /= total;
             }
         } else {
-            for i in 0..LANE_LOGITS {
+            for i in 0..N {
                 scores[i] = 1.0 / (1.0 + math::exp2_approx(-scores[i] * LOG2_E));
                 choice_scores[i] = scores[i] + biases[i];
             }
@@ -164,8 +168,8 @@ pub unsafe fn route_f32(
                 leave_out_groups(&mut choice_scores, groups, num_experts / num_groups);
             }
         }
-        let mut keys = [0; LANE_LOGITS];
-        for i in 0..LANE_LOGITS {
+        let mut keys = [0; N];
+        for i in 0..N {
             let exists = i as u32 * warp::WARP_SIZE + lane < num_experts;
             keys[i] = if exists { key(choice_scores[i]) } else { 0 };
         }

@@ -3,7 +3,7 @@
 
 use crate::element::Half;
 use crate::gemm::quantised::format::{
-    Format, STEP_K, TILE_K, TILE_ROWS, TILE_UNITS, TilePtr, Tiles, UNIT_K, UNIT_STEPS, lane_group,
+    Format, STEP_K, TILE_ROWS, TILE_UNITS, TilePtr, Tiles, UNIT_K, UNIT_STEPS, lane_group,
     lane_pair,
 };
 use crate::gemm::quantised::prompt::fragment::fragment;
@@ -51,8 +51,8 @@ pub trait Weight: 'static {
     type Unit: Copy;
     /// Neighbouring elements of x that a lane multiplies, 4 or 8.
     const RUN: u32;
-    /// Blocks an SM that registers are limited for, where there are as many accumulators.
-    const MIN_BLOCKS: u32;
+    /// Units of a tile: 1 or 4.
+    const TILE_UNITS: usize;
 
     /// The lane's part of a row of tiles.
     fn row(at: TileRow) -> Self::Row;
@@ -94,7 +94,7 @@ impl<F: Format + 'static> Weight for F {
     type Loaded = F::Loaded;
     type Unit = F::Unit;
     const RUN: u32 = 4;
-    const MIN_BLOCKS: u32 = 1;
+    const TILE_UNITS: usize = TILE_UNITS;
 
     #[inline(always)]
     fn row(TileRow { weight, n, k, expert, row }: TileRow) -> FormatRow {
@@ -141,7 +141,7 @@ impl<E: Half + 'static> Weight for Dense<E> {
     /// Halves of the unit, of both rows.
     type Unit = [[[u32; 4]; 2]; 2];
     const RUN: u32 = 8;
-    const MIN_BLOCKS: u32 = 1;
+    const TILE_UNITS: usize = 1;
 
     #[inline(always)]
     fn row(TileRow { weight, n, k, expert, row }: TileRow) -> DenseRow {
@@ -159,10 +159,10 @@ impl<E: Half + 'static> Weight for Dense<E> {
     unsafe fn load_scales(_: &DenseRow, _: u32) {}
 
     #[inline(always)]
-    unsafe fn load_unit(row: &DenseRow, tile: u32, unit: usize) -> Self::Unit {
+    unsafe fn load_unit(row: &DenseRow, tile: u32, _: usize) -> Self::Unit {
         let mut loads = [[[0; 4]; 2]; 2];
         unroll!(half in 0..2, {
-            let k = tile * TILE_K + unit as u32 * UNIT_K + half as u32 * UNIT_K / 2;
+            let k = tile * UNIT_K + half as u32 * UNIT_K / 2;
             for below in 0..2 {
                 let words = row.rows[below].wrapping_add(k as usize / 2);
                 // SAFETY: inside the row, by the condition.
@@ -179,52 +179,102 @@ impl<E: Half + 'static> Weight for Dense<E> {
     }
 }
 
-/// A warp's tiles along k, of which it takes every `step`-th: the next one is loaded while one is
-/// multiplied.
-pub struct WarpTiles<W: Weight> {
+/// Units that a warp multiplies in a round: of one tile, or each of a tile of its own.
+pub const ROUND: usize = 4;
+
+/// The warp's units along k, of every `step`-th tile: `RING` of them are on their way.
+pub struct WarpUnits<W: Weight, const RING: usize> {
     row: W::Row,
     step: u32,
-    next: u32,
+    /// The first tile of the round.
+    tile: u32,
     scales: W::Loaded,
-    units: [W::Unit; TILE_UNITS],
+    next_scales: W::Loaded,
+    units: [W::Unit; RING],
 }
 
-impl<W: Weight> WarpTiles<W> {
-    /// Issues the loads of tile `first`.
+impl<W: Weight, const RING: usize> Clone for WarpUnits<W, RING> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<W: Weight, const RING: usize> Copy for WarpUnits<W, RING> {}
+
+impl<W: Weight, const RING: usize> WarpUnits<W, RING> {
+    /// Issues the loads of the first units, of tile `first` and those after it.
     ///
     /// # Safety
     /// 1. The weight is as [`TileRow`] says.
     #[inline(always)]
     pub unsafe fn new(at: TileRow, first: u32, step: u32) -> Self {
+        const { assert!(ROUND.is_multiple_of(RING)) };
         let row = W::row(at);
         // SAFETY: the caller's promise.
         unsafe {
             let scales = W::load_scales(&row, first);
-            let units = [0, 1, 2, 3].map(|unit| W::load_unit(&row, first, unit));
-            WarpTiles { row, step, next: first + step, scales, units }
+            let mut units = [W::load_unit(&row, first, 0); RING];
+            unroll!(i in 0..4, {
+                if i > 0 && i < RING {
+                    let (tiles, unit) = Self::place(i);
+                    units[i] = W::load_unit(&row, first + tiles * step, unit);
+                }
+            });
+            WarpUnits { row, step, tile: first, scales, next_scales: scales, units }
         }
     }
 
-    /// Gives the fragments of the halves of the tile's units in turn to `multiply`, and loads the next
-    /// tile.
+    /// How many tiles after the round's first unit `i` is, and its place there.
+    #[inline(always)]
+    const fn place(i: usize) -> (u32, usize) {
+        ((i / W::TILE_UNITS) as u32, i % W::TILE_UNITS)
+    }
+
+    /// Issues the loads of the next round's scales.
     ///
     /// # Safety
-    /// As [`WarpTiles::new`].
+    /// As [`WarpUnits::new`].
     #[inline(always)]
-    pub unsafe fn take(&mut self, mut multiply: impl FnMut([usize; 2], Fragments)) {
-        let scales = self.scales;
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.scales = W::load_scales(&self.row, self.next);
-            unroll!(unit in 0..4, {
-                let loaded = self.units[unit];
-                self.units[unit] = W::load_unit(&self.row, self.next, unit);
-                unroll!(half in 0..2, {
-                    multiply([unit, half], W::fragments(&loaded, &scales, [unit, half]));
-                });
-            });
+    pub unsafe fn start(&mut self) {
+        if W::TILE_UNITS > 1 {
+            // SAFETY: the caller's promise.
+            self.next_scales = unsafe { W::load_scales(&self.row, self.tile + self.step) };
         }
-        self.next += self.step;
+    }
+
+    /// Unit `i` of the round; issues the loads of the one that is `RING` after it.
+    ///
+    /// # Safety
+    /// As [`WarpUnits::new`].
+    #[inline(always)]
+    pub unsafe fn take(&mut self, i: usize) -> W::Unit {
+        let unit = self.units[i % RING];
+        let (tiles, in_tile) = Self::place(i + RING);
+        // SAFETY: the caller's promise.
+        self.units[i % RING] =
+            unsafe { W::load_unit(&self.row, self.tile + tiles * self.step, in_tile) };
+        unit
+    }
+
+    /// The fragments of half `half` of `unit`, which is unit `i` of the round.
+    #[inline(always)]
+    pub fn fragments(&self, unit: &W::Unit, i: usize, half: usize) -> Fragments {
+        W::fragments(unit, &self.scales, [i % W::TILE_UNITS, half])
+    }
+
+    /// The first column of unit `i` of the round.
+    #[inline(always)]
+    pub fn first_column(&self, i: usize) -> u32 {
+        let (tiles, unit) = Self::place(i);
+        ((self.tile + tiles * self.step) * W::TILE_UNITS as u32 + unit as u32) * UNIT_K
+    }
+
+    /// Ends the round.
+    #[inline(always)]
+    pub fn finish(&mut self) {
+        self.tile += self.step * (ROUND / W::TILE_UNITS) as u32;
+        self.scales = self.next_scales;
     }
 }
 

@@ -372,12 +372,11 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> Warp
     }
 
     #[inline(always)]
-    fn normalize(&mut self, sink: f32) {
+    fn normalize(&mut self) {
         unroll!(row_tile in 0..2, {
             if row_tile < ROW_TILES {
-                let factors = [0, 1].map(|row| {
-                    let of_sink = math::exp2_approx(sink - self.base[row_tile][row]);
-                    let total = reduce_row(self.sum[row_tile][row], |a, b| a + b) + of_sink;
+                let factors = self.sum[row_tile].map(|sum| {
+                    let total = reduce_row(sum, |a, b| a + b);
                     if total > 0.0 { math::rcp_approx(total) } else { 0.0 }
                 });
                 self.scale_rows(row_tile, factors);
