@@ -5,7 +5,7 @@
 //! adds pairs of products. The bias that makes levels unsigned is subtracted as an offset is, times a
 //! sum of x. The bits of a row do not depend on the other rows.
 
-use super::lanes::{Lanes, array_of, sum};
+use super::lanes::{Lanes, array_of, map, sum};
 use super::{Arch, WithLanes, dispatch};
 use std::array;
 use std::marker::PhantomData;
@@ -23,7 +23,7 @@ const PANEL: usize = STEP * STEPS;
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Panel {
-    /// Numbers of 16 bits: 256 times the first byte and the second.
+    /// Numbers of 16 bits: 256 times the first byte and the second, or words in order.
     steps: [[[i8; STEP]; 2]; STEPS],
     /// Scales of sixteen columns.
     scales: [f32; 16],
@@ -35,10 +35,20 @@ impl Panel {
     const ZERO: Self = Panel { steps: [[[0; STEP]; 2]; STEPS], scales: [0.0; 16], sums: [0.0; 16] };
 }
 
-/// Rows of x in 16 bits, as bytes.
+/// How numbers of 16 bits lie in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Halves {
+    /// All upper bytes of 64 columns, then all lower ones.
+    Apart,
+    /// The bytes of a number follow each other.
+    Together,
+}
+
+/// Rows of x in 16 bits.
 pub struct ByteRows {
     num_rows: usize,
     width: usize,
+    halves: Halves,
     /// `[num_rows, panels]`, the last one of a row with zeros.
     panels: Vec<Panel>,
 }
@@ -49,11 +59,13 @@ impl ByteRows {
         arch: Arch,
         rows: impl ExactSizeIterator<Item = &'a [f32]>,
         width: usize,
+        halves: Halves,
     ) -> Self {
-        let (num_rows, panels) = (rows.len(), width.div_ceil(PANEL));
-        let mut out = ByteRows { num_rows, width, panels: vec![Panel::ZERO; num_rows * panels] };
-        for (x, panels) in rows.zip(out.panels.chunks_exact_mut(panels)) {
-            dispatch(arch, Quantise { x, panels });
+        let (num_rows, in_row) = (rows.len(), width.div_ceil(PANEL));
+        let panels = vec![Panel::ZERO; num_rows * in_row];
+        let mut out = ByteRows { num_rows, width, halves, panels };
+        for (x, panels) in rows.zip(out.panels.chunks_exact_mut(in_row)) {
+            dispatch(arch, Quantise { x, halves, panels });
         }
         out
     }
@@ -66,6 +78,7 @@ impl ByteRows {
 
 struct Quantise<'a> {
     x: &'a [f32],
+    halves: Halves,
     panels: &'a mut [Panel],
 }
 
@@ -76,11 +89,21 @@ impl WithLanes for Quantise<'_> {
             for (i, x) in x.as_chunks::<X_GROUP>().0.iter().enumerate() {
                 let (scale, numbers) = quantise(x);
                 let first = i % 2 * X_GROUP;
-                let [high, low] = &mut panel.steps[i / 2];
-                let half = &mut high[first..][..X_GROUP];
-                half.copy_from_slice(&array_of::<_, X_GROUP>(|i| ((numbers[i] + 128) >> 8) as i8));
-                let half = &mut low[first..][..X_GROUP];
-                half.copy_from_slice(&array_of::<_, X_GROUP>(|i| numbers[i] as i8));
+                match self.halves {
+                    Halves::Apart => {
+                        let [high, low] = &mut panel.steps[i / 2];
+                        let (high, low) = (&mut high[first..], &mut low[first..]);
+                        high[..X_GROUP].copy_from_slice(&array_of::<_, X_GROUP>(|i| {
+                            ((numbers[i] + 128) >> 8) as i8
+                        }));
+                        low[..X_GROUP]
+                            .copy_from_slice(&array_of::<_, X_GROUP>(|i| numbers[i] as i8));
+                    }
+                    Halves::Together => {
+                        let words: [i16; X_GROUP] = array_of(|i| numbers[i] as i16);
+                        panel.steps[i / 2][i % 2] = pulp::cast(words);
+                    }
+                }
                 for half in 0..2 {
                     panel.scales[2 * i + half] = scale;
                     let sum = sum_ints(array_of(|i| numbers[16 * half + i]));
@@ -127,6 +150,9 @@ pub(super) trait ByteBlocks<const BYTES: usize, const BLOCKS: usize> {
     /// What sums of x times [`scales`](Self::scales)' second numbers are multiplied by: with a bias
     /// these are the scales.
     const OFFSETS: f32 = -(Self::BIAS as f32);
+
+    /// Whether levels are signed bytes, and multiplied as words. Groups then have 32 elements.
+    const WORDS: bool = false;
 
     /// Levels of 64 elements, with the bias.
     fn levels(lanes: impl Lanes, blocks: [&[u8; BYTES]; BLOCKS], step: usize) -> [u8; STEP];
@@ -253,6 +279,18 @@ impl<L: Lanes, const T: usize> Accumulators<L, T> {
         for step in 0..steps {
             let levels = F::levels(lanes, blocks, step);
             for t in 0..T {
+                if F::WORDS {
+                    let halves = levels.as_chunks().0;
+                    for half in 0..2 {
+                        let levels = map(halves[half], u8::cast_signed);
+                        let ints =
+                            lanes.multiply_words(&levels, &pulp::cast(x[t].steps[step][half]));
+                        let scales = lanes.permute(&scales[t], &[(4 * step + 2 * half) as u32; 16]);
+                        let acc = &mut self.products[t][half];
+                        *acc = lanes.multiply_add_ints(ints, &scales, *acc);
+                    }
+                    continue;
+                }
                 let ints = lanes.multiply_bytes(&levels, &x[t].steps[step]);
                 let scales = lanes.permute(&scales[t], &GROUPS[step]);
                 let acc = &mut self.products[t][step % 2];
@@ -268,12 +306,13 @@ impl<L: Lanes, const T: usize> Accumulators<L, T> {
         lanes: L,
         t: usize,
     ) -> f32 {
-        let [first, second] = self.products[t].map(
-            #[inline(always)]
-            |acc| lanes.values(acc),
-        );
-        let offsets = lanes.values(self.offsets[t]);
-        sum(array_of(|i| (first[i] + second[i]) + offsets[i] * F::OFFSETS))
+        let [mut first, second] = self.products[t];
+        if F::OFFSETS != 0.0 {
+            let offsets = lanes.values(self.offsets[t]);
+            first = lanes.multiply_add(&offsets, &[F::OFFSETS; 16], first);
+        }
+        let (first, second) = (lanes.values(first), lanes.values(second));
+        sum(array_of(|i| first[i] + second[i]))
     }
 }
 
@@ -333,8 +372,8 @@ mod tests {
         let (width, rows) = (x[0].len(), || x.iter().map(Vec::as_slice));
         let mut out = vec![vec![f32::NAN; 3]; x.len()];
         match format.byte_products(arch) {
-            Some(products) => {
-                let x = ByteRows::new(arch, rows(), width);
+            Some((products, halves)) => {
+                let x = ByteRows::new(arch, rows(), width, halves);
                 let mut out: Vec<_> = out.iter_mut().map(Vec::as_mut_slice).collect();
                 products(arch, stored, &x, false, &mut out);
             }

@@ -15,7 +15,7 @@ pub(super) const CODECS: &[(BlockFormat, Codec)] = &[
     (BlockFormat::Q4_1, Codec::of_blocks::<Q4_1, _, _, _>().with_bytes::<Q4_1, _, 8>()),
     (BlockFormat::Q5_0, Codec::of_blocks::<Q5_0, _, _, _>().with_bytes::<Q5_0, _, 8>()),
     (BlockFormat::Q5_1, Codec::of_blocks::<Q5_1, _, _, _>().with_bytes::<Q5_1, _, 8>()),
-    (BlockFormat::Q8_0, Codec::of_blocks::<Q8_0, _, _, _>()),
+    (BlockFormat::Q8_0, Codec::of_blocks::<Q8_0, _, _, _>().with_bytes::<Q8_0, _, 8>()),
 ];
 
 /// `d`, nibbles: `d * (q - 8)`.
@@ -137,6 +137,20 @@ impl Blocks<34, 32, 1> for Q8_0 {
     fn unpack(lanes: impl Lanes, block: &[u8; 34]) -> Levels<32, 1> {
         let levels = map(*field::<32>(block, 2), u8::cast_signed);
         Levels { levels, scales: [half_at(lanes, block, 0)], offsets: [0.0] }
+    }
+}
+
+impl ByteBlocks<34, 8> for Q8_0 {
+    const WORDS: bool = true;
+
+    #[inline(always)]
+    fn levels(_: impl Lanes, blocks: [&[u8; 34]; 8], step: usize) -> [u8; 64] {
+        pulp::cast([0, 1].map(|i| *field::<32>(blocks[2 * step + i], 2)))
+    }
+
+    #[inline(always)]
+    fn scales(lanes: impl Lanes, blocks: [&[u8; 34]; 8]) -> [[f32; 16]; 2] {
+        [numbers(lanes, blocks, 0); 2]
     }
 }
 

@@ -33,7 +33,7 @@ use gpu_types::Dtype;
 /// The instructions of the processor that the program runs on.
 pub use pulp::Arch;
 
-pub use byte_products::{ByteProducts, ByteRows};
+pub use byte_products::{ByteProducts, ByteRows, Halves};
 pub use expand::{Expander, expander};
 pub use plain::PlainProducts;
 pub use plain_tiles::{FillTile, PackedRows, TileColumn, multiply_add};
@@ -82,8 +82,8 @@ type RowProducts = fn(Arch, &[u8], &IntegerRows, usize, &mut dyn FnMut(usize, us
 pub struct IntegerFormat {
     unpack: Unpacker,
     rows_times_x: RowProducts,
-    /// Where a level is a byte below 128.
-    byte_products: Option<ByteProducts>,
+    /// Products with few rows of x, which has its halves so.
+    byte_products: Option<(ByteProducts, Halves)>,
     block_bytes: usize,
     block_elems: usize,
     /// Elements that share a scale: 16 or 32.
@@ -92,8 +92,8 @@ pub struct IntegerFormat {
 }
 
 impl IntegerFormat {
-    /// Products with few rows of x as bytes, if they are the quickest.
-    pub fn byte_products(&self, arch: Arch) -> Option<ByteProducts> {
+    /// Products with few rows of x, where products of bytes are quick; x has its halves so.
+    pub fn byte_products(&self, arch: Arch) -> Option<(ByteProducts, Halves)> {
         /// Whether the processor has products of bytes.
         struct Asked<'a>(&'a mut bool);
         impl WithLanes for Asked<'_> {
@@ -179,7 +179,8 @@ impl Codec {
         mut self,
     ) -> Self {
         if let Kernels::Integers(format) = &mut self.kernels {
-            format.byte_products = Some(byte_products::products::<F, _, _>);
+            let halves = if F::WORDS { Halves::Together } else { Halves::Apart };
+            format.byte_products = Some((byte_products::products::<F, _, _>, halves));
         }
         self
     }

@@ -9,8 +9,8 @@
 use super::activations::{Rows, RowsMut};
 use super::weights::StoredWeight;
 use blocks::{
-    ByteRows, IntegerFormat, IntegerRows, Kernels, PackedRows, PlainFormat, Products, TILE_COLUMNS,
-    TILE_ROWS, Tile, WeightRows, multiply_add,
+    ByteRows, Halves, IntegerFormat, IntegerRows, Kernels, PackedRows, PlainFormat, Products,
+    TILE_COLUMNS, TILE_ROWS, Tile, WeightRows, multiply_add,
 };
 use pulp::Arch;
 
@@ -47,7 +47,8 @@ struct Operand<'a> {
     packed: Option<PackedRows>,
     /// x in 16 bits, where a part of the weight is multiplied so.
     integers: Option<IntegerRows>,
-    bytes: Option<ByteRows>,
+    /// Those with their halves apart, and together.
+    bytes: [Option<ByteRows>; 2],
 }
 
 /// How some rows of the weight are multiplied.
@@ -85,7 +86,7 @@ pub fn multiply(
         return;
     };
     let arch = Arch::new();
-    let mut x = Operand { rows, packed: None, integers: None, bytes: None };
+    let mut x = Operand { rows, packed: None, integers: None, bytes: [None, None] };
     let rows = || x.rows.iter().copied();
     for run in weight {
         let by_tiles = by_tiles(run, rows().len(), batch_invariant);
@@ -94,12 +95,15 @@ pub fn multiply(
                 x.packed.get_or_insert_with(|| PackedRows::new(rows(), k));
             }
             Kernels::Plain(_) => {}
-            Kernels::Integers(format) if !by_tiles && format.byte_products(arch).is_some() => {
-                x.bytes.get_or_insert_with(|| ByteRows::new(arch, rows(), k));
-            }
-            Kernels::Integers(_) => {
-                x.integers.get_or_insert_with(|| IntegerRows::new(arch, rows(), k));
-            }
+            Kernels::Integers(format) => match format.byte_products(arch) {
+                Some((_, halves)) if !by_tiles => {
+                    let new = || ByteRows::new(arch, rows(), k, halves);
+                    x.bytes[usize::from(halves == Halves::Together)].get_or_insert_with(new);
+                }
+                _ => {
+                    x.integers.get_or_insert_with(|| IntegerRows::new(arch, rows(), k));
+                }
+            },
         }
     }
     let x = &x;
@@ -167,8 +171,9 @@ impl Product<'_> {
             Kernels::Integers(format) => format.byte_products(arch),
             Kernels::Plain(_) => None,
         };
-        if let Some(products) = bytes {
-            let x = self.x.bytes.as_ref().expect("made for products of bytes");
+        if let Some((products, halves)) = bytes {
+            let x = self.x.bytes[usize::from(halves == Halves::Together)].as_ref();
+            let x = x.expect("made for products of bytes");
             return products(arch, weight.bytes(), x, self.accumulate, &mut out.0);
         }
         let mut store = |t: usize, n: usize, product| {

@@ -76,6 +76,13 @@ pub trait Lanes: Copy {
         unreachable!("asked for without byte products")
     }
 
+    /// Adds up products of `levels` and `x`, each pair of them in a lane.
+    #[inline(always)]
+    fn multiply_words(self, levels: &[i8; 32], x: &[i16; 32]) -> Self::I32s {
+        let _ = (levels, x);
+        unreachable!("asked for without byte products")
+    }
+
     /// `ints[i] * scales[i] + acc[i]`, with multiply-add.
     #[inline(always)]
     fn multiply_add_ints(

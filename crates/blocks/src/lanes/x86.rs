@@ -97,6 +97,16 @@ impl Lanes for V3 {
     }
 
     #[inline(always)]
+    fn multiply_words(self, levels: &[i8; 32], x: &[i16; 32]) -> [__m256i; 2] {
+        let levels: [__m128i; 2] = pulp::cast(*levels);
+        let x: [__m256i; 2] = pulp::cast(*x);
+        array::from_fn(
+            #[inline(always)]
+            |i| self.avx2._mm256_madd_epi16(self.avx2._mm256_cvtepi8_epi16(levels[i]), x[i]),
+        )
+    }
+
+    #[inline(always)]
     fn multiply_add_ints(
         self,
         ints: [__m256i; 2],
@@ -247,6 +257,12 @@ impl Lanes for V4 {
         let high = self.avx512bw._mm512_madd_epi16(high, self.avx512f._mm512_set1_epi16(256));
         let low = self.avx512bw._mm512_madd_epi16(low, self.avx512f._mm512_set1_epi16(1));
         self.avx512f._mm512_add_epi32(high, low)
+    }
+
+    #[inline(always)]
+    fn multiply_words(self, levels: &[i8; 32], x: &[i16; 32]) -> __m512i {
+        let levels = self.avx512bw._mm512_cvtepi8_epi16(pulp::cast(*levels));
+        self.avx512bw._mm512_madd_epi16(levels, pulp::cast(*x))
     }
 
     #[inline(always)]
