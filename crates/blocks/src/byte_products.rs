@@ -173,6 +173,8 @@ pub(super) fn products<F: ByteBlocks<BYTES, BLOCKS>, const BYTES: usize, const B
     accumulate: bool,
     out: &mut [&mut [f32]],
 ) {
+    let halves = if F::WORDS { Halves::Together } else { Halves::Apart };
+    assert!(x.halves == halves, "x is laid out for another format");
     let (blocks, format) = (stored.as_chunks().0, PhantomData::<F>);
     let mut first = 0;
     while first < x.num_rows {
