@@ -252,7 +252,8 @@ struct Accumulators<L: Lanes, const T: usize> {
 }
 
 impl<L: Lanes, const T: usize> Accumulators<L, T> {
-    /// Adds the products of the first steps of a panel.
+    /// Adds the products of the first steps of a panel. Loops over indices keep sums in registers.
+    #[allow(clippy::needless_range_loop)]
     #[inline(always)]
     fn add<F: ByteBlocks<BYTES, BLOCKS>, const BYTES: usize, const BLOCKS: usize>(
         &mut self,

@@ -198,7 +198,7 @@ fn all_levels<F: ByteBlocks<BYTES, 1>, const BYTES: usize>(
 #[inline(always)]
 fn two_bits(lanes: impl Lanes, bytes: &[u8; 64], step: usize) -> [u8; 64] {
     let bytes = field(bytes, step / 2 * 32);
-    let left = if step % 2 == 0 { [0, -2] } else { [-4, -6] };
+    let left = if step.is_multiple_of(2) { [0, -2] } else { [-4, -6] };
     lanes.shift_halves([bytes; 2], left, 3)
 }
 
