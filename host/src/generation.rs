@@ -44,6 +44,18 @@ impl GenerationConfig {
         }
     }
 
+    /// The values of `other` where it has them, else these.
+    pub(crate) fn overridden_by(self, other: &GenerationConfig) -> Self {
+        GenerationConfig {
+            temperature: other.temperature.or(self.temperature),
+            top_k: other.top_k.or(self.top_k),
+            top_p: other.top_p.or(self.top_p),
+            min_p: other.min_p.or(self.min_p),
+            repetition_penalty: other.repetition_penalty.or(self.repetition_penalty),
+            ignored: self.ignored,
+        }
+    }
+
     /// Reads the values of a checkpoint.
     pub(crate) fn open(origin: &Origin) -> Result<Self, TextError> {
         match origin {

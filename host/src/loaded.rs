@@ -19,6 +19,15 @@ pub struct Model {
     generation: GenerationConfig,
 }
 
+/// What is taken in the place of what comes with a model.
+#[derive(Clone, Debug, Default)]
+pub struct ModelOverrides {
+    /// Source of the chat template.
+    pub chat_template: Option<String>,
+    /// Sampling values; those that are not given stay the model's.
+    pub generation: GenerationConfig,
+}
+
 impl Model {
     /// Opens a Hugging Face directory, a `.gguf` file, a directory that holds one, or a fetched
     /// model by its name (see [`models::resolve`]), and checks that every weight of the model is
@@ -29,17 +38,16 @@ impl Model {
     /// [`Decoder::open`], [`OpenError::Text`] for a tokenizer or a chat template that cannot be
     /// used.
     pub fn open(model: impl AsRef<Path>) -> Result<Self, OpenError> {
-        Self::open_with(model, None)
+        Self::open_with(model, &ModelOverrides::default())
     }
 
-    /// [`Model::open`], with the source of a chat template in the place of the model's own.
+    /// [`Model::open`], with `overrides` in the place of the model's own.
     ///
     /// # Errors
-    /// As [`Model::open`]; a template that is malformed is an error where it is rendered.
-    pub fn open_with(
-        model: impl AsRef<Path>,
-        chat_template: Option<&str>,
-    ) -> Result<Self, OpenError> {
+    /// As [`Model::open`]. A template that is malformed is an error where it is rendered, and a value that is out of
+    /// its range where it is used.
+    pub fn open_with(model: impl AsRef<Path>, overrides: &ModelOverrides) -> Result<Self, OpenError> {
+        let chat_template = overrides.chat_template.as_deref();
         let decoder = Decoder::open(models::resolve(model)?)?;
         let (text, stop_tokens) = match decoder.checkpoint().origin() {
             Origin::HuggingFace { dir, .. } => {
@@ -52,7 +60,8 @@ impl Model {
         };
         // The chat template may know one more: the end of its turns.
         let stop_tokens = text.as_ref().map_or(stop_tokens, |text| text.stop_tokens.clone());
-        let generation = GenerationConfig::open(decoder.checkpoint().origin())?;
+        let generation = GenerationConfig::open(decoder.checkpoint().origin())?
+            .overridden_by(&overrides.generation);
         Ok(Model { decoder, text, stop_tokens, generation })
     }
 

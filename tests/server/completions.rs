@@ -96,3 +96,22 @@ fn requests_have_a_priority_where_the_policy_says_so() {
     let [urgent, other] = [-5, 1000].map(|n| serving.client.ok("/v1/completions", &body(n)));
     assert_eq!(urgent["choices"], other["choices"]);
 }
+
+/// What `serve` is told takes the place of what the model comes with, and a request of both.
+#[test]
+fn sampling_values_of_the_server_are_defaults() {
+    let golden = |name| crate::support::golden_ids(LLAMA, name);
+    let serving = Serving::start(&["-m", LLAMA, "--dtype", "f32", "--temp", "0", "--top_k", "-1"]);
+    let mut body = json!({ "prompt": golden("greedy_prompt"), "max_tokens": 20, "ignore_eos": true,
+                           "return_token_ids": true });
+    let ids = |body: &Value| serving.client.ok("/v1/completions", body)["choices"][0].clone();
+    let greedy = json!(golden("greedy_tokens")[..20]);
+    assert_eq!(ids(&body)["token_ids"], greedy);
+    body["temperature"] = 5.into();
+    body["seed"] = 1.into();
+    assert_ne!(ids(&body)["token_ids"], greedy);
+    let output = crate::support::run(&["serve", "-m", LLAMA, "--temp", "-1"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = crate::support::stderr(&output);
+    assert!(said.contains("temperature") && said.contains("0 or more"), "{said}");
+}

@@ -135,6 +135,10 @@ fn sources_in_a_directory() {
     assert_eq!(render(), "<b>two");
     write("chat_template.jinja", "{{ bos_token }}three\n");
     assert_eq!(render(), "<b>three");
+    // Another in the place of all of them, with the same tokens.
+    let given = Text::from_dir_with(dir.path(), Some("{{ bos_token }}four")).expect("good files");
+    let template = given.expect("a tokenizer").chat_template.expect("a chat template");
+    assert_eq!(template.render(&[], false).expect("a good template"), "<b>four");
 }
 
 /// Templates by name, from each place that has them.

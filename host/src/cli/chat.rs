@@ -81,7 +81,7 @@ struct Chat<'a> {
 impl<'a> Chat<'a> {
     /// Loads the model. One that cannot chat says so before its weights are loaded.
     fn open(args: &'a ChatArgs) -> Result<Self, Failure> {
-        let model = args.engine.open_model_with(args.template.source()?.as_deref())?;
+        let model = args.engine.open_model_with(&args.template.overrides()?)?;
         let conversation = Conversation::new(args.system.as_deref());
         let mut hello = conversation.clone();
         hello.ask("Hello");

@@ -75,7 +75,7 @@ struct Output<'a> {
 
 /// Generates, and streams the text to stdout.
 pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    let model = args.engine.open_model_with(args.chat.template()?.as_deref())?;
+    let model = args.engine.open_model_with(&args.chat.overrides()?)?;
     let prompt = args.prompt.chat_token_ids(&args.chat, &model)?;
     let mut request = args.sampling.request(&model, prompt);
     if args.ignore_eos {

@@ -5,7 +5,7 @@ use halfwarp::exec::{Collectives, GpuOptions, default_cubin_dir};
 use halfwarp::profile::Roofline;
 use halfwarp::{
     Accumulate, AttentionForm, CacheType, Device, Engine, EngineError, EngineOptions, Fusion, Gemm,
-    KvStorage, Model, Precision, PrecisionChoice, Request, Target, exec::cuda, models,
+    KvStorage, Model, ModelOverrides, Precision, PrecisionChoice, Request, Target, exec::cuda, models,
 };
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
@@ -104,15 +104,15 @@ impl ModelArgs {
     /// # Errors
     /// [`Failure::Input`] for a model that is not found or cannot be used.
     pub fn open(&self) -> Result<Arc<Model>, Failure> {
-        self.open_with(None)
+        self.open_with(&ModelOverrides::default())
     }
 
-    /// Opens the model, with the source of a chat template in the place of its own.
+    /// Opens the model, with `overrides` in the place of what is its own.
     ///
     /// # Errors
     /// As [`ModelArgs::open`].
-    pub fn open_with(&self, chat_template: Option<&str>) -> Result<Arc<Model>, Failure> {
-        let model = Model::open_with(self.path()?, chat_template)?;
+    pub fn open_with(&self, overrides: &ModelOverrides) -> Result<Arc<Model>, Failure> {
+        let model = Model::open_with(self.path()?, overrides)?;
         for warning in model.text().into_iter().flat_map(|text| &text.warnings) {
             terminal::note(format_args!("warning: {warning}"));
         }
@@ -172,16 +172,16 @@ impl EngineArgs {
     /// [`Failure::Environment`] if the system refuses the threads; [`Failure::Input`] as
     /// [`ModelArgs::open`].
     pub fn open_model(&self) -> Result<Arc<Model>, Failure> {
-        self.open_model_with(None)
+        self.open_model_with(&ModelOverrides::default())
     }
 
     /// Starts the threads, and opens the model as [`ModelArgs::open_with`].
     ///
     /// # Errors
     /// As [`EngineArgs::open_model`].
-    pub fn open_model_with(&self, chat_template: Option<&str>) -> Result<Arc<Model>, Failure> {
+    pub fn open_model_with(&self, overrides: &ModelOverrides) -> Result<Arc<Model>, Failure> {
         start_threads(self.threads)?;
-        let model = self.model.open_with(chat_template)?;
+        let model = self.model.open_with(overrides)?;
         for ignored in &model.generation_config().ignored {
             terminal::note(format_args!("warning: {ignored}"));
         }

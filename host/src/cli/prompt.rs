@@ -4,7 +4,7 @@ use super::failure::Failure;
 use clap::ArgGroup;
 use halfwarp::text::RenderOptions;
 use halfwarp::text::answer::{AnswerFormat, Reasoning};
-use halfwarp::{Message, Model, Text};
+use halfwarp::{Message, Model, ModelOverrides, Text};
 use serde_json::{Map, Value};
 use std::{
     fs,
@@ -74,11 +74,15 @@ impl TemplateArgs {
         self.chat_template.is_some() || self.chat_template_file.is_some()
     }
 
-    /// The source of the template in the place of the model's own, if there is one.
+    /// The template in the place of the model's own, if there is one.
     ///
     /// # Errors
     /// [`Failure::Input`] for a file that cannot be read.
-    pub fn source(&self) -> Result<Option<String>, Failure> {
+    pub fn overrides(&self) -> Result<ModelOverrides, Failure> {
+        Ok(ModelOverrides { chat_template: self.source()?, ..ModelOverrides::default() })
+    }
+
+    fn source(&self) -> Result<Option<String>, Failure> {
         match (&self.chat_template, &self.chat_template_file) {
             (Some(text), _) if ["{{", "{%", "{#"].iter().any(|mark| text.contains(mark)) => {
                 Ok(Some(text.clone()))
@@ -154,12 +158,12 @@ fn variables(json: &str) -> Result<Map<String, Value>, String> {
 }
 
 impl ConversationArgs {
-    /// The source of the template in the place of the model's own, if there is one.
+    /// The template in the place of the model's own, if there is one.
     ///
     /// # Errors
-    /// As [`TemplateArgs::source`].
-    pub fn template(&self) -> Result<Option<String>, Failure> {
-        self.template.source()
+    /// As [`TemplateArgs::overrides`].
+    pub fn overrides(&self) -> Result<ModelOverrides, Failure> {
+        self.template.overrides()
     }
 
     /// How `model` writes its answers, if it chats and thinks before them.

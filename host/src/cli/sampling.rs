@@ -1,29 +1,50 @@
 //! How the next token is chosen, and when an answer ends. Names are llama.cpp's.
 
 use clap::builder::NonEmptyStringValueParser;
-use halfwarp::{Model, Request, Sampling};
+use halfwarp::{GenerationConfig, Model, Request, Sampling};
 use rand::RngExt;
 use std::str::FromStr;
 
-/// The arguments of sampling. Where none is given, the model's generation_config.json or GGUF metadata says the value.
+/// The values that a model may come with. Where none is given, its generation_config.json or GGUF metadata says it.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// Temperature; 0 always takes the most likely token [default: the model's, else 0.8]
+pub struct ValuesArgs {
+    /// Temperature; 0 always takes the most likely token [default: the model's, else 0.8, or 1 in serve]
     #[arg(long, visible_alias = "temperature", value_name = "T", allow_negative_numbers = true)]
     temp: Option<f32>,
-    /// Choose among the K most likely tokens; 0 for all [default: the model's, else 40]
+    /// Choose among the K most likely tokens; 0 for all [default: the model's, else 40, or 0 in serve]
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
-    /// Choose among the most likely tokens that together have probability P [default: the model's, else 0.95]
+    /// Choose among the most likely tokens that together have probability P [default: the model's, else 0.95, or 1 in serve]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
-    /// Choose among tokens at least P times as likely as the most likely one [default: the model's, else 0.05]
+    /// Choose among tokens at least P times as likely as the most likely one [default: the model's, else 0.05, or 0 in serve]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Divide the logits of tokens in the prompt and the answer by X; 1 is off [default: the model's, else 1]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
+}
+
+impl ValuesArgs {
+    /// The values that are given.
+    pub fn values(&self) -> GenerationConfig {
+        let mut values = GenerationConfig::default();
+        values.temperature = self.temp;
+        values.top_k = self.top_k;
+        values.top_p = self.top_p;
+        values.min_p = self.min_p;
+        values.repetition_penalty = self.repeat_penalty;
+        values
+    }
+}
+
+/// The arguments of sampling.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    #[command(flatten)]
+    values: ValuesArgs,
     /// Subtract X from the logit of each token that the answer has already, -2 to 2 [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
@@ -54,16 +75,13 @@ impl SamplingArgs {
     /// A request that continues `prompt`: the flags, then the model's values, then llama.cpp's.
     pub fn request(&self, model: &Model, prompt: Vec<u32>) -> Request {
         let default = model.generation_config().sampling(Sampling::LLAMA_CPP);
+        let default = self.values.values().sampling(default);
         let sampling = Sampling {
-            temperature: self.temp.unwrap_or(default.temperature),
-            top_k: self.top_k.unwrap_or(default.top_k),
-            top_p: self.top_p.unwrap_or(default.top_p),
-            min_p: self.min_p.unwrap_or(default.min_p),
-            repetition_penalty: self.repeat_penalty.unwrap_or(default.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(default.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(default.frequency_penalty),
             logit_bias: self.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect(),
             seed: self.seed.unwrap_or_else(|| rand::rng().random::<u32>().into()),
+            ..default
         };
         let max_new_tokens = self.n.and_then(|limit| limit.0);
         Request { max_new_tokens, sampling, ..model.request(prompt) }

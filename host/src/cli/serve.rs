@@ -6,6 +6,7 @@ use super::{
     failure::Failure,
     interrupt,
     prompt::{TemplateArgs, read_text},
+    sampling::ValuesArgs,
     terminal,
 };
 use clap::builder::NonEmptyStringValueParser;
@@ -14,7 +15,7 @@ use halfwarp::server::{
     SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_host, is_origin, is_path_prefix,
 };
 use halfwarp::text::answer::Reasoning;
-use halfwarp::{EngineOptions, Message, ServiceOptions};
+use halfwarp::{EngineOptions, Message, ModelOverrides, Sampling, ServiceOptions};
 use serde_json::Map;
 use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 use tracing_subscriber::filter::LevelFilter;
@@ -36,6 +37,8 @@ pub struct ServeArgs {
     engine: EngineArgs,
     #[command(flatten)]
     template: TemplateArgs,
+    #[command(flatten)]
+    values: ValuesArgs,
     #[command(flatten)]
     server: ServerArgs,
 }
@@ -135,7 +138,11 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let tls = args.server.tls()?;
     let api_keys = args.server.api_keys()?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let model = args.engine.open_model_with(args.template.source()?.as_deref())?;
+    let generation = args.values.values();
+    let default = generation.sampling(Sampling::default());
+    default.check(usize::MAX).map_err(|error| Failure::Input(error.to_string()))?;
+    let overrides = ModelOverrides { generation, ..args.template.overrides()? };
+    let model = args.engine.open_model_with(&overrides)?;
     if args.template.is_given() {
         // One that is malformed is told now, and not with each request.
         args.template.render(&model, &[Message::new("user", "Hello")])?;

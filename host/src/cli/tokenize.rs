@@ -31,7 +31,7 @@ pub struct TokenizeArgs {
 
 /// Prints the prompt's token ids as `--tokens` takes them; for `--tokens` the text.
 pub fn run(args: &TokenizeArgs) -> Result<(), Failure> {
-    let model = args.model.open_with(args.chat.template()?.as_deref())?;
+    let model = args.model.open_with(&args.chat.overrides()?)?;
     let tokenizer = &text(&model)?.tokenizer;
     let ids = args.prompt.chat_token_ids(&args.chat, &model)?;
     check(tokenizer, &ids)?;

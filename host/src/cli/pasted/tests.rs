@@ -155,6 +155,7 @@ fn options_of_vllm_are_those_of_this_program() {
         ("--allowed-origins [\"*\"]", "--cors-origin *"),
         ("--uvicorn-log-level debug", "--log-level info"),
         ("--enable-prefix-caching --enable-chunked-prefill True", ""),
+        ("--override-generation-config={\"top_k\":5,\"temperature\":0.5}", "--top-k 5 --temp 0.5"),
         ("--device-ids 2,3 --disable-custom-all-reduce", "--device cuda:2,3 --collectives nccl"),
     ] {
         let expected = format!("halfwarp serve {expected}");
@@ -172,7 +173,8 @@ fn what_is_refused_says_what_to_do() {
         ("generate --samplers top_k", "samplers have one order"),
         ("chat -no-cnv", "use halfwarp generate"),
         ("generate -i", "use halfwarp chat"),
-        ("serve --temp 0", "a request says it"),
+        ("serve --presence-penalty 1", "a request says it"),
+        ("serve --override-generation-config {\"max_new_tokens\":5}", "a request says it: max_new"),
         ("serve --no-enable-prefix-caching", "cache_salt"),
         ("serve -dp 2", "--tensor-parallel-size"),
         ("serve --max-model-len 3xk", "3xk is no number of tokens"),
@@ -213,6 +215,7 @@ fn first_command_lines_are_parsed() {
         "serve -m models/7B/ggml-model.gguf -c 2048",
         "serve -m model.gguf --port 8080 -np 4 -cb --host 0.0.0.0 -ngl 99 --no-mmap --mlock",
         "serve -m model.gguf --embedding --pooling cls -ub 8192",
+        "serve -hf unsloth/Qwen3-8B-GGUF:Q4_K_M --jinja --temp 0.6 --min-p 0.0 --top-p 0.95 --top-k 20",
         "serve Qwen/Qwen3-0.6B",
         "serve Qwen/Qwen2.5-1.5B-Instruct --tensor-parallel-size 1 --max-model-len 4096",
         "serve NousResearch/Meta-Llama-3-8B-Instruct --dtype auto --api-key token-abc123",

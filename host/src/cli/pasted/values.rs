@@ -28,6 +28,8 @@ pub fn rule(rule: &str, values: &[String], is_chat: bool) -> Result<Vec<String>,
             _ => with("--ctx-size", &count(value)?),
         },
         "max_num_batched_tokens" => with("--max-num-batched-tokens", &count(value)?),
+        "top_k" => with("--top-k", if value == "-1" { "0" } else { value }),
+        "generation_config" => generation_config(value),
         "flash_attention" => match value {
             "off" | "0" | "false" | "disabled" => with("--attention", "materialized"),
             _ => nothing(),
@@ -100,6 +102,26 @@ fn count(text: &str) -> Result<String, String> {
     let count = number.map(|number| number * factor).filter(|count| (0.0..1e15).contains(count));
     let count = count.ok_or_else(|| format!("{text} is no number of tokens"))?;
     Ok(format!("{}", count as u64))
+}
+
+/// Sampling values in JSON, under the names of generation_config.json.
+fn generation_config(json: &str) -> Result<Vec<String>, String> {
+    const OPTIONS: [(&str, &str); 5] = [
+        ("temperature", "--temp"),
+        ("top_k", "--top-k"),
+        ("top_p", "--top-p"),
+        ("min_p", "--min-p"),
+        ("repetition_penalty", "--repeat-penalty"),
+    ];
+    let values: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(json).map_err(|_| "expected an object of JSON".to_owned())?;
+    let mut args = Vec::new();
+    for (name, value) in values {
+        let known = OPTIONS.iter().find(|(known, _)| *known == name);
+        let (_, option) = known.ok_or_else(|| format!("a request says it: {name}"))?;
+        args.extend([(*option).to_owned(), value.to_string()]);
+    }
+    Ok(args)
 }
 
 /// llama.cpp's names of devices: `CUDA0,CUDA1`, or `none`.
