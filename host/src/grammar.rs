@@ -175,7 +175,9 @@ impl GrammarCompiler {
                 Err(GrammarError::Source { what, why: "it is too large".to_owned() })
             }
             Some(why) => {
-                let why = one_line(why).replace("Unsatisfiable schema", "no document is of it");
+                let why = one_line(why)
+                    .replace("Unsatisfiable schema", "no document is of it")
+                    .replace("NoExtensionBias", "no text is of it");
                 Err(GrammarError::Source { what, why })
             }
             None => Ok(Grammar { start: Mutex::new(matcher), schema: None }),

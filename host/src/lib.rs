@@ -126,7 +126,7 @@ pub use exec::{Collectives, CudaSet, Device, ExecError, Gemm, Target};
 pub use generation::GenerationConfig;
 #[cfg(feature = "grammar")]
 pub use grammar::{AfterReasoning, Grammar, GrammarCompiler, GrammarError, ReasoningLimits};
-pub use loaded::{Model, OpenError, ModelOverrides};
+pub use loaded::{Model, ModelOverrides, OpenError};
 pub use model::{Config, Decoder, LayerConfig, ModelError, NormPlacement, QkNorm};
 pub use plan::{
     Accumulate, AttentionForm, CacheType, Fusion, KvStorage, Numerics, Plan, PlanError, Precision,

@@ -46,7 +46,10 @@ impl Model {
     /// # Errors
     /// As [`Model::open`]. A template that is malformed is an error where it is rendered, and a value that is out of
     /// its range where it is used.
-    pub fn open_with(model: impl AsRef<Path>, overrides: &ModelOverrides) -> Result<Self, OpenError> {
+    pub fn open_with(
+        model: impl AsRef<Path>,
+        overrides: &ModelOverrides,
+    ) -> Result<Self, OpenError> {
         let chat_template = overrides.chat_template.as_deref();
         let decoder = Decoder::open(models::resolve(model)?)?;
         let (text, stop_tokens) = match decoder.checkpoint().origin() {

@@ -5,7 +5,8 @@ use halfwarp::exec::{Collectives, GpuOptions, default_cubin_dir};
 use halfwarp::profile::Roofline;
 use halfwarp::{
     Accumulate, AttentionForm, CacheType, Device, Engine, EngineError, EngineOptions, Fusion, Gemm,
-    KvStorage, Model, ModelOverrides, Precision, PrecisionChoice, Request, Target, exec::cuda, models,
+    KvStorage, Model, ModelOverrides, Precision, PrecisionChoice, Request, Target, exec::cuda,
+    models,
 };
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 

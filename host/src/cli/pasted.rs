@@ -5,7 +5,7 @@
 //! `llama_cpp.txt` and `vllm.txt`. What they say is put in the place of what was typed, before the arguments are parsed.
 
 mod table;
-#[cfg(test)]
+#[cfg(all(test, feature = "server"))]
 mod tests;
 mod values;
 
@@ -33,7 +33,7 @@ pub fn expand(args: Vec<OsString>, command: &Command) -> Result<Expanded, Failur
     let Some(name) = args.next() else { return Ok(expanded) };
     let subcommand = name.to_str().and_then(|name| command.find_subcommand(name));
     expanded.args.push(name);
-    match subcommand.filter(|subcommand| runs_models(subcommand)) {
+    match subcommand.filter(|subcommand| takes_model(subcommand)) {
         Some(subcommand) => Expansion { subcommand, rest: args, expanded }.run(),
         None => {
             expanded.args.extend(args);
@@ -42,11 +42,9 @@ pub fn expand(args: Vec<OsString>, command: &Command) -> Result<Expanded, Failur
     }
 }
 
-/// Whether a command has the options of a model and its device.
-fn runs_models(command: &Command) -> bool {
-    ["model", "threads", "device"]
-        .iter()
-        .all(|id| command.get_arguments().any(|arg| arg.get_id() == id))
+/// Whether a command takes a model.
+fn takes_model(command: &Command) -> bool {
+    command.get_arguments().any(|arg| arg.get_id() == "hf")
 }
 
 struct Expansion<'a> {
@@ -108,14 +106,10 @@ impl Expansion<'_> {
         }
         if let Answer::Same | Answer::As(_) = row.answer {
             let option = if let Answer::As(option) = row.answer { option } else { name };
-            self.expanded.args.push(option.into());
-            match (value, row.takes) {
-                (Some(value), _) => self.expanded.args.push(value.into()),
+            self.expanded.args.push(joined(option, value.as_deref()));
+            if let (None, Takes::Value(count)) = (value, row.takes) {
                 // A value may be any bytes, such as a path.
-                (None, Takes::Value(count)) => {
-                    self.expanded.args.extend(self.rest.by_ref().take(count));
-                }
-                (None, _) => {}
+                self.expanded.args.extend(self.rest.by_ref().take(count));
             }
             return Ok(());
         }
@@ -193,13 +187,14 @@ fn is_named(arg: &clap::Arg, name: &str) -> bool {
     }
 }
 
-/// The name of a long option, with dashes as both programs take it, and its value after `=`.
+/// The name of an option, a long one with dashes as both programs take it, and its value after `=`.
 fn split(text: &str) -> (String, Option<String>) {
-    match text.split_once('=') {
-        _ if !text.starts_with("--") => (text.to_owned(), None),
-        None => (text.replace('_', "-"), None),
-        Some((name, value)) => (name.replace('_', "-"), Some(value.to_owned())),
-    }
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name, Some(value.to_owned())),
+        None => (text, None),
+    };
+    let is_long = name.starts_with("--");
+    (if is_long { name.replace('_', "-") } else { name.to_owned() }, value)
 }
 
 fn joined(name: &str, value: Option<&str>) -> OsString {

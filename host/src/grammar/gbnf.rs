@@ -171,7 +171,7 @@ impl<'a> Parser<'a> {
         let (counts, rest) = self.rest.split_once('}').ok_or_else(|| self.wrong("`}`"))?;
         self.rest = rest;
         let (least, most) = counts.split_once(',').map_or((counts, None), |(m, n)| (m, Some(n)));
-        let number = |text: &str| text.trim().parse::<u32>();
+        let number = |text: &str| text.trim().parse::<u16>();
         let wrong = || format!("{{{counts}}} is no number of repetitions");
         let least = if least.trim().is_empty() { 0 } else { number(least).map_err(|_| wrong())? };
         Ok(Some(match most.map(str::trim) {

@@ -101,7 +101,7 @@ fn answer(text: &'static str) -> Option<Answer> {
 }
 
 /// The rows, those of llama.cpp first.
-#[cfg(test)]
+#[cfg(all(test, feature = "server"))]
 pub fn rows() -> &'static [Row] {
     &ROWS
 }

@@ -115,7 +115,8 @@ fn options_of_llama_cpp_are_those_of_this_program() {
         ("-dev CUDA0,CUDA1", "--device cuda:0,1"),
         ("-mg 2 -fa off", "--device cuda:2 --attention materialized"),
         ("-ctk q8_0 -ctv q4_0 -t -1", "--cache-type-k q8_0 --cache-type-v q4_0"),
-        ("--cache_type_k=q8_0", "--cache-type-k q8_0"),
+        ("--cache_type_k=q8_0", "--cache-type-k=q8_0"),
+        ("-l=5-1 -n50 -x=-y", "--logit-bias=5-1 -n50 -x=-y"),
         ("--seed -1 -n -2", "--n-predict -1"),
         ("-s 7 -n 16", "--seed 7 --n-predict 16"),
         ("-hf a/b:Q8_0 --jinja", "--hf a/b:Q8_0"),
@@ -141,13 +142,14 @@ fn options_of_llama_cpp_are_those_of_this_program() {
     // Commands that have the option themselves keep it.
     becomes("halfwarp bench -p 3 -r 2 -ngl 0", "halfwarp bench -p 3 -r 2 --device cpu");
     becomes("halfwarp quantize -ngl 0", "halfwarp quantize -ngl 0");
+    becomes("halfwarp tokenize -hf a/b -p x", "halfwarp tokenize --hf a/b -p x");
 }
 
 #[test]
 fn options_of_vllm_are_those_of_this_program() {
     for (line, expected) in [
         ("a/b --max-model-len 16k", "--hf a/b --ctx-size 16000"),
-        ("--max_model_len=1.5K -tp 2", "--ctx-size 1536 --tensor-parallel-size 2"),
+        ("--max_model_len=1.5K -tp=2", "--ctx-size 1536 --tensor-parallel-size=2"),
         ("--dtype bfloat16 --kv-cache-dtype fp8", "--dtype bf16 --kv-cache-dtype fp8"),
         ("--kv-cache-dtype auto -q awq", ""),
         ("--api-key a b --port 1", "--api-key a --api-key b --port 1"),
