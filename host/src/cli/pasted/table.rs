@@ -48,7 +48,7 @@ pub enum Answer {
     Is(&'static str),
     /// So in any case.
     Already,
-    /// Of no effect; and why.
+    /// Without effect; and why.
     Without(&'static str),
     /// Nothing with one of these values, and refused with others; and why.
     Only(&'static str, &'static str),
