@@ -214,6 +214,7 @@ fn columns_become_rows() {
     let columns = |source: &str, first, step, of: [usize; 2], [rows, cols]: [usize; 2]| {
         let mut weight = weight(rows, cols, &[(source, rows)]);
         weight.parts[0].transform = PartTransform::Columns { first, step, of };
+        weight.parts[0].stack = (source == "w").then_some(2);
         weight
     };
     let of = [2 * cols, 2 * rows];
@@ -228,9 +229,40 @@ fn columns_become_rows() {
         assert_eq!(read(&checkpoint, &weight).unwrap(), wanted, "{first:?}, {step}");
     }
     let wrong = columns("w", [0, 0], 1, [140, 10], [140, 10]);
-    assert_error!(checkpoint.check(&wrong), WeightsError::WrongShape { .. }, "makes it [140, 10]");
+    assert_error!(
+        checkpoint.check(&wrong),
+        WeightsError::WrongShape { .. },
+        "makes it [2, 70, 10]"
+    );
     let blocks = columns("q", [0, 0], 1, [4, 32], [32, 4]);
     assert_error!(checkpoint.check(&blocks), WeightsError::UnsupportedDtype { .. }, "`q`");
+}
+
+/// Two matrices of three rows, and two vectors of three: of another number they are others.
+#[test]
+fn a_stack_is_read_as_one_matrix_on_the_other() {
+    let numbers: Vec<f32> = (0..12).map(|i| i as f32).collect();
+    let checkpoint = Gguf::new()
+        .tensor("w", &[2, 3, 2], F32, &f32_bytes(&numbers))
+        .tensor("b", &[3, 2], F32, &f32_bytes(&numbers[..6]))
+        .tensor("one", &[2, 6], F32, &f32_bytes(&numbers))
+        .open();
+    let of = |stack, rows, cols, source| {
+        let mut weight = weight(rows, cols, &[(source, 6)]);
+        weight.parts[0].stack = stack;
+        weight
+    };
+    let [matrix, vector] = [(6, 2, "w"), (1, 6, "b")];
+    for ((rows, cols, source), wanted) in [(matrix, &numbers[..]), (vector, &numbers[..6])] {
+        let stacked = of(Some(2), rows, cols, source);
+        checkpoint.check(&stacked).unwrap();
+        assert_eq!(read(&checkpoint, &stacked).unwrap(), wanted);
+        for stack in [None, Some(3), Some(6), Some(1)] {
+            let error = checkpoint.check(&of(stack, rows, cols, source));
+            assert_error!(error, WeightsError::WrongShape { .. }, "makes it");
+        }
+    }
+    checkpoint.check(&of(Some(1), 6, 2, "one")).unwrap();
 }
 
 /// Kept or converted: the file is damaged. A scale of zero is none of it.

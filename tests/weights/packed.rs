@@ -402,14 +402,15 @@ fn mxfp4_is_read_row_by_row() {
     };
     let part = |rows, storage| WeightPart::new("x.weight", rows, storage);
     // Every second row, from the second one on.
+    let stack = Some(2);
     let slice = WeightSlice::Rows { first: 1, of: 6 };
     let transform = PartTransform::EverySecond;
-    let rows = read(3, 64, WeightPart { slice, transform, ..part(3, Dtype::F32) });
+    let rows = read(3, 64, WeightPart { slice, transform, stack, ..part(3, Dtype::F32) });
     let rows: Vec<f32> = bytemuck::pod_collect_to_vec(&rows);
     assert_eq!(rows, [1, 3, 5].map(|row| &whole[row * 64..][..64]).concat());
     // The second block of each row, as GGUF has it.
     let slice = WeightSlice::Cols { first: 32, of: 64 };
-    let kept = read(6, 32, WeightPart { slice, ..part(6, Dtype::MXFP4) });
+    let kept = read(6, 32, WeightPart { slice, stack, ..part(6, Dtype::MXFP4) });
     for (row, block) in kept.chunks(17).enumerate() {
         let level = |code: u8| {
             let scale = f32::powi(2.0, i32::from(block[0]) - 127);

@@ -203,13 +203,16 @@ pub struct WeightPart {
     pub storage: Dtype,
     /// What it takes of the tensor.
     pub slice: WeightSlice,
+    /// How many matrices, or vectors, the tensor holds: they are its outermost dimension, and read as
+    /// one on the other.
+    pub stack: Option<usize>,
 }
 
 impl WeightPart {
     /// All of a tensor, `rows` rows in the same order, kept as `storage`.
     pub fn new(source: impl Into<String>, rows: usize, storage: Dtype) -> Self {
-        let (transform, slice) = (PartTransform::None, WeightSlice::Whole);
-        WeightPart { source: source.into(), rows, transform, storage, slice }
+        let (transform, slice, stack) = (PartTransform::None, WeightSlice::Whole, None);
+        WeightPart { source: source.into(), rows, transform, storage, slice, stack }
     }
 }
 

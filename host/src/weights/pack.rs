@@ -81,14 +81,13 @@ impl Checkpoint {
             _ if vector => vec![rows],
             _ => vec![rows, cols],
         };
-        // The matrices of all experts may be one tensor, which is read as one matrix on the other,
-        // and so may their biases.
-        let is_stack = match *entry.shape {
-            [experts, of, cols_of] => expected == [experts * of, cols_of],
-            [experts, of] => expected == [experts * of],
-            _ => false,
+        // A stack of one may be without its dimension.
+        let is_one = part.stack == Some(1) && entry.shape == expected;
+        let expected = match part.stack {
+            Some(stack) => [&[stack, expected[0] / stack.max(1)], &expected[1..]].concat(),
+            None => expected,
         };
-        if entry.shape != expected && !is_stack {
+        if entry.shape != expected && !is_one {
             return Err(WeightsError::WrongShape {
                 path: entry.file.to_owned(),
                 tensor: part.source.clone(),

@@ -33,11 +33,13 @@ impl Planner<'_> {
         let of_matrix = |planner: &mut Self, what: &str, matrix, x: View, weights, out| {
             let cols = if matrix == Matrix::Down { columns.len() } else { x.width };
             let parts = planner.expert_parts(layer, &experts, matrix, width);
+            let parts = planner.in_stacks(&experts, parts);
             let weight = planner.expert_matrix(&label(what), parts, cols);
             // Of the sums over all ranks the first has the bias.
             let is_first = matrix != Matrix::Down || planner.shares.rank.index == 0;
             let bias = (experts.bias && is_first).then(|| {
                 let parts = planner.expert_bias_parts(layer, &experts, matrix, width);
+                let parts = planner.in_stacks(&experts, parts);
                 planner.whole_vector(&label(&format!("{what}_bias")), &parts)
             });
             let experts = chosen;
@@ -173,6 +175,16 @@ impl Planner<'_> {
             WeightPart { slice, transform, ..part(name, rows.len()) }
         };
         (0..num_experts).map(of_expert).collect()
+    }
+
+    /// `parts`, of tensors that hold all experts unless each has its own.
+    fn in_stacks(&self, experts: &Experts, mut parts: Vec<WeightPart>) -> Vec<WeightPart> {
+        let stack = match self.names.experts.form {
+            ExpertForm::Each(_) => None,
+            _ => Some(experts.num_experts),
+        };
+        parts.iter_mut().for_each(|part| part.stack = stack);
+        parts
     }
 
     /// Whole names of the tensors with a matrix, or bias, of all experts.
