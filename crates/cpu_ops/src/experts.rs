@@ -77,7 +77,7 @@ fn leave_out_groups(groups: Groups, scores: &mut [f32]) {
 pub struct ExpertLinear<'a> {
     /// The matrices of all experts.
     pub weight: &'a StoredWeight,
-    /// Their biases, one after the other.
+    /// Biases of all experts, one after the other.
     pub bias: Option<&'a [f32]>,
     /// Experts of the layer.
     pub num_experts: usize,

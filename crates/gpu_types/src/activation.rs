@@ -15,7 +15,7 @@ macro_rules! activations {
             pub const ALL: [Activation; [$($name,)* $($row_name),*].len()] =
                 [$(Activation::$activation,)* $(Activation::$row),*];
 
-            /// Those that kernels fuse with linear layers that are no experts'.
+            /// Activations that kernels fuse with linear layers that are no experts'.
             pub const FUSED: [Activation; [$($name),*].len()] = [$(Activation::$activation),*];
 
             /// Name of the activation in symbols.
@@ -57,7 +57,7 @@ activations! {
     /// `x * sigmoid(x)`. Source: arXiv:1702.03118.
     Silu, "silu", in config.json ["silu", "swish"];
     @ of rows alone:
-    /// That of gpt-oss: with `g = min(gate, LIMIT)` and `u = clamp(up, -LIMIT, LIMIT)` the gate is
+    /// The gate of gpt-oss: with `g = min(gate, LIMIT)` and `u = clamp(up, -LIMIT, LIMIT)` the gate is
     /// `g * sigmoid(ALPHA * g) * (u + 1)`, of [`Activation::SWIGLU_LIMIT`] and
     /// [`Activation::SWIGLU_ALPHA`].
     SwigluOai, "swiglu_oai";

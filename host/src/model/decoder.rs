@@ -524,7 +524,7 @@ fn scaled(whole: WeightPart, divisor: f64) -> WeightPart {
 
 /// An MLP without experts.
 struct Mlp<'a> {
-    /// Of its names in the plan.
+    /// Prefix of its names in the plan.
     prefix: &'static str,
     /// As [`Names::gate_up`].
     gate_up: &'a [&'static str],

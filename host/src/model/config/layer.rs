@@ -58,8 +58,7 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Of these many experts, of which those with the largest probabilities are chosen, as most
-    /// families have them.
+    /// Experts as most families have them: those with the largest probabilities are chosen.
     pub(super) fn new(num_experts: usize, top_k: usize, intermediate_size: usize) -> Self {
         Experts {
             num_experts,
