@@ -182,14 +182,14 @@ fn a_fused_plan_gives_the_same_bits() {
                 let of_norms = if norms == NormPlacement::Before { 2 } else { 0 };
                 let of_mlp = match layer.has_experts {
                     false => 1 + of_norms,
-                    true if shared.is_some() => 1 + 1,
-                    true => 0,
+                    true if shared.is_some() => 2 + 1 + 1,
+                    true => 2,
                 };
                 of_rope + of_norms + of_mlp
             };
             let expected: usize = layers.iter().map(of_layer).sum();
             let fewer = plan.ops.len() - fused.ops.len();
-            let what = "the gate; two norms and two residuals; RoPE and append; of experts the shared one's";
+            let what = "the gate; two norms and two residuals; RoPE and append; of experts theirs and the shared one's";
             assert_eq!(fewer, expected, "{}: {what}", path.display());
             let same = cpu_logits(&model, &fused) == cpu_logits(&model, &plan);
             assert!(same, "{} in {precision}", path.display());

@@ -162,7 +162,7 @@ fn experts_are_compared() {
     let output = validate(EXPERTS, dir.path(), &["--candidate", "f32+fusion=off"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let csv = fs::read_to_string(dir.path().join("validation.csv")).unwrap();
-    for name in ["router", "expert_weights", "expert_gate", "gated", "expert_down"] {
+    for name in ["router", "expert_weights", "expert_gate", "expert_gated", "expert_down"] {
         let row = format!("\nlayers,f32+fusion=off beside f32,1,{name},relative_error,");
         let error = csv.split_once(&row).map(|(_, rest)| rest.split(',').next().unwrap());
         let error: f64 = error.unwrap_or_else(|| panic!("no {name}: {csv}")).parse().unwrap();

@@ -1,6 +1,6 @@
 //! The operations in f64, as naively as they are defined.
 
-use ::oracle::{MAX_SLOPE, activate};
+use ::oracle::{MAX_SLOPE, activate, factor};
 use half::{bf16, f16};
 use halfwarp::plan::{Activation, Attention, CacheType, Dtype, Precision};
 
@@ -152,6 +152,7 @@ pub fn gate(
         .map(|(&gate, &up)| {
             let (gate, up) = (f64::from(gate), f64::from(up));
             let activated = activate(activation, gate);
+            let up = factor(activation, up);
             let value = (activated * up).clamp(-max, max);
             let mut expected = Approx::new(value, 8.0, value.abs());
             // An exponential's argument is rounded before it is taken, as if the gate were. Its

@@ -3,8 +3,8 @@
 use cuda_std::E4m3;
 use halfwarp::Model;
 use halfwarp::plan::{
-    Activation, AppendAttention, Attention, ConstantId, ExpertLinear, Groups, Linear, Norm, Op,
-    Plan, RopeAppend, Route, Scores, View, Weight, WeightId, WeightSource,
+    Activation, AppendAttention, Attention, ConstantId, ExpertGate, ExpertLinear, Groups, Linear,
+    Norm, Op, Plan, RopeAppend, Route, Scores, View, Weight, WeightId, WeightSource,
 };
 use std::collections::BTreeMap;
 
@@ -155,6 +155,12 @@ impl<'a> Interpreter<'a> {
     fn expert_linear(&self, op: &ExpertLinear) -> Vec<f32> {
         let Weight { rows, cols, .. } = *self.plan.weight(op.weight);
         let (top_k, n) = (op.experts.width, rows / op.num_experts);
+        if let Some(ExpertGate { activation, up, bias }) = op.gate {
+            let [gate, up] = [(op.weight, op.bias), (up, bias)].map(|(weight, bias)| {
+                self.expert_linear(&ExpertLinear { weight, bias, gate: None, ..*op })
+            });
+            return gated(activation, &gate, &up);
+        }
         let (experts, x) = (self.read(op.experts), self.read(op.x));
         let matrices = self.weight(op.weight);
         let bias = op.bias.map(|bias| self.weight(bias));

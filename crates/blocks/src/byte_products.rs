@@ -119,7 +119,7 @@ impl WithLanes for Quantise<'_> {
 fn quantise(x: &[f32; X_GROUP]) -> (f32, [i32; X_GROUP]) {
     /// Adding it rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    /// Its upper byte is 127, rounded to the nearest.
+    /// The upper byte is 127, rounded to the nearest.
     const LARGEST: f32 = 32_639.0;
     let magnitude = |x: &f32| x.to_bits() & (u32::MAX >> 1);
     let magnitudes: [u32; X_GROUP] = array_of(|i| magnitude(&x[i]));
@@ -247,7 +247,7 @@ impl<F: ByteBlocks<BYTES, BLOCKS>, const T: usize, const BYTES: usize, const BLO
 /// Partial sums of a row of the weight with `T` rows of x.
 struct Accumulators<L: Lanes, const T: usize> {
     products: [[L::F32s; 2]; T],
-    /// Of offsets, or of what is a bias at the end.
+    /// Offsets, or what is a bias at the end.
     offsets: [L::F32s; T],
 }
 

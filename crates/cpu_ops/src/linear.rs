@@ -47,7 +47,7 @@ struct Operand<'a> {
     packed: Option<PackedRows>,
     /// x in 16 bits, where a part of the weight is multiplied so.
     integers: Option<IntegerRows>,
-    /// Those with their halves apart, and together.
+    /// Rows with halves apart, and together.
     bytes: [Option<ByteRows>; 2],
 }
 

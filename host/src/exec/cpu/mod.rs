@@ -5,6 +5,7 @@
 //! and rounded to nearest even when they are written, as in the GPU's kernels.
 
 mod collective;
+mod experts;
 
 use super::prepared::Prepared;
 use super::{
@@ -18,10 +19,11 @@ use crate::plan::{
 use blocks::fp8;
 use cpu_ops::activations::{Frame, Rows, RowsMut, arena_words};
 use cpu_ops::attention::{self, Operation, materialized};
-use cpu_ops::experts::{ExpertLinear, Routing};
+use cpu_ops::experts::Routing;
 use cpu_ops::kv::KvCache;
 use cpu_ops::weights::StoredWeight;
 use cpu_ops::{activation, host_memory, linear, ops, round};
+use experts::expert_layer;
 use half::f16;
 use rayon::prelude::*;
 use std::slice;
@@ -297,16 +299,10 @@ impl RankStep<'_> {
             Op::Route(ref op) => self.route(op),
             Op::ExpertLinear(ref op) => {
                 let experts = indices(frame, op.experts);
-                let layer = ExpertLinear {
-                    weight: weight(op.weight),
-                    bias: op.bias.map(|bias| weight(bias).vector()),
-                    num_experts: op.num_experts,
-                    width: plan.weight(op.weight).cols,
-                    batch_invariant: plan.numerics().batch_invariant,
-                };
                 frame.write(op.out, None, |out, others| {
                     let weights = op.weights.map(|weights| others.rows(weights));
-                    layer.compute(&others.rows(op.x), &experts, weights.as_ref(), out);
+                    let operands = (&others.rows(op.x), &experts[..], weights.as_ref());
+                    expert_layer(plan, op, weight, operands, out);
                 });
             }
             Op::Rope { x, table, head_dim } => frame.write(x, Some(x), |x, _| {

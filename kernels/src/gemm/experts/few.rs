@@ -39,7 +39,7 @@ pub const SHARED_WORDS: u32 = chunk_words(CHUNK_ROWS) + NUM_WARPS * WARP_PARTIAL
 
 /// A lane's row of x.
 struct LaneRow {
-    /// Its first element.
+    /// The first element.
     x: Global<u16>,
     k: u32,
 }

@@ -122,7 +122,7 @@ pub struct ExpertLinear {
     pub top_k: usize,
     /// Rows of an expert's matrix.
     pub n: usize,
-    /// Its columns.
+    /// Columns of it.
     pub k: usize,
     /// How the matrices are stored.
     pub stored: Stored,
@@ -160,7 +160,7 @@ pub struct ExpertOperands<E> {
 pub enum ExpertOut<E> {
     /// The products, `[max_tokens, top_k * n]`.
     Products(Rows<E>),
-    /// Their sums, `[max_tokens, n]`, each times its weight, `[max_tokens, top_k]`.
+    /// The sums of a token's products, `[max_tokens, n]`, each times its weight, `[max_tokens, top_k]`.
     Sums(Rows<f32>, Rows<E>),
     /// The same in f32.
     SumsF32(Rows<f32>, Rows<f32>),

@@ -146,7 +146,7 @@ struct Output {
     /// The block's first column.
     first_column: u32,
     gate: GateArg,
-    /// Those of the weight and of up.
+    /// Biases of the weight and of up.
     biases: [Global<f32>; 2],
     top_k: u32,
     strides: [u32; 2],

@@ -128,7 +128,7 @@ pub struct Dense<E>(PhantomData<E>);
 /// A lane's two rows of dense ones.
 #[derive(Clone, Copy)]
 pub struct DenseRow {
-    /// Its first elements of both.
+    /// The first elements of both.
     rows: [Global<u32>; 2],
     /// Columns from these on.
     k: u32,
