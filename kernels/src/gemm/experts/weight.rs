@@ -216,7 +216,7 @@ impl<W: Weight, const RING: usize> WarpUnits<W, RING> {
             let scales = W::load_scales(&row, first);
             let mut units = [W::load_unit(&row, first, 0); RING];
             unroll!(i in 0..4, {
-                if i > 0 && i < RING {
+                if (1..RING).contains(&i) {
                     let (tiles, unit) = Self::place(i);
                     units[i] = W::load_unit(&row, first + tiles * step, unit);
                 }
