@@ -34,7 +34,7 @@ pub(super) fn source<'a>(
     for (key, value) in sampling(model) {
         put(&format!("general.sampling.{key}"), value);
     }
-    // The width of dense layers, of which there are none; llama.cpp's conversion writes it.
+    // The width that dense layers would have; llama.cpp's conversion writes it.
     let dense = json["intermediate_size"].as_u64().and_then(|width| u32::try_from(width).ok());
     if let (Some(width), Family::Qwen3Moe) = (dense, config.family) {
         put("qwen3moe.feed_forward_length", Value::U32(width));
