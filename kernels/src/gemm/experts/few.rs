@@ -9,16 +9,16 @@
 //!           rows of tiles of an expert for a chunk of up to eight choices of it; its warps split k.
 //! Numerics  MMAs of f16 or bf16 in f32; a warp takes every `2^k_warps_log2`-th tile of 256 columns, in
 //!           dense weights of 64, and warps are added in order: the order depends on n and k alone. One rounding at the
-//!           store; gate and up are rounded before they are multiplied. Elements in blocks are
-//!           rounded to f16.
+//!           store; gate and up are rounded before they are multiplied. Quants are exact in f16, and
+//!           scaled in f32, after the products of a group.
 //! Bound     memory: a chosen expert's matrices are read once for eight choices.
 
 use super::chunk::shared_words as chunk_words;
 use super::chunk::{Choices, Chunk, Grouped, NO_CHOICE, NUM_THREADS, NUM_WARPS, offset};
-use super::weight::{Dense, HalfOfX, TileRow, WarpUnits, Weight, first_columns, multiply};
+use super::weight::{Dense, HalfOfX, TileRow, WarpUnits, Weight, first_columns};
 use crate::activation::GateArg;
 use crate::element::Number;
-use crate::gemm::quantised::format::{BLOCKS, TILE_ROWS, lane_group, lane_pair};
+use crate::gemm::quantised::format::{BLOCKS, TILE_ROWS, UNIT_K, lane_group, lane_pair};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
@@ -37,30 +37,23 @@ const WARP_PARTIALS: u32 = CHUNK_ROWS * PARTIALS_STRIDE;
 /// Words of shared memory of a block.
 pub const SHARED_WORDS: u32 = chunk_words(CHUNK_ROWS) + NUM_WARPS * WARP_PARTIALS;
 
-/// A lane's row of x.
-struct LaneRow {
-    /// The first element.
-    x: Global<u16>,
-    k: u32,
-}
-
-impl LaneRow {
-    /// Loads half `half` of the unit from column `first` on; zeros from `k` on.
-    ///
-    /// # Safety
-    /// 1. The row holds `k` elements, 16-byte aligned.
-    #[inline(always)]
-    unsafe fn half<W: Weight>(&self, first: u32, half: usize) -> HalfOfX {
-        let columns = first_columns::<W>(half).map(|column| first + column);
-        let words = columns.map(|column| self.x.wrapping_add(column as usize).cast::<u32>());
-        // SAFETY: inside the row, by the conditions.
-        unsafe {
-            if W::RUN == 8 {
-                let [a, b, c, d] = words[0].get_vec_if(0, columns[0] < self.k);
-                [[a, b], [c, d]]
-            } else {
-                [0, 1].map(|i| words[i].get_vec_if(0, columns[i] < self.k))
-            }
+/// Loads half `half` of a unit of a lane's row of x; zeros from column `end` of the unit on.
+///
+/// # Safety
+/// 1. `unit` is the unit in the row, where it has columns, 16-byte aligned; `end` is a multiple of
+///    8, in blocks of 32.
+#[inline(always)]
+unsafe fn load_half<W: Weight>(unit: Global<u16>, half: usize, end: u32) -> HalfOfX {
+    let columns = first_columns::<W>(half);
+    let words = columns.map(|column| unit.wrapping_add(column as usize).cast::<u32>());
+    // SAFETY: inside the row, by the conditions.
+    unsafe {
+        if W::RUN == 8 {
+            let [a, b, c, d] = words[0].get_vec_if(0, columns[0] < end);
+            [[a, b], [c, d]]
+        } else {
+            let is_inside = half as u32 * (UNIT_K / 2) < end;
+            words.map(|words| words.get_vec_if(0, is_inside))
         }
     }
 }
@@ -78,7 +71,7 @@ impl LaneRow {
 /// 4. `2^k_warps_log2` is at most `NUM_WARPS`, half of it with a gate; `columns` are the blocks of a
 ///    chunk.
 #[kernel(
-    launch_bounds(NUM_THREADS, 3),
+    launch_bounds(NUM_THREADS, W::FEW_BLOCKS),
     overlaps,
     instances(
         F in BLOCKS,
@@ -141,15 +134,14 @@ pub unsafe fn experts_few<W: Weight>(
             let choice =
                 chunk.rows.get(if lane_group() < chunk.num_rows { lane_group() } else { 0 });
             let x = x.add(offset(choice, top_k, [x_stride, x_choice_stride]));
-            let x = LaneRow { x, k };
             while units.first_column(0) < k {
-                units.start();
                 unroll!(i in 0..4, {
-                    let first = units.first_column(i);
+                    let x = x.wrapping_add(units.first_column(0) as usize + units.columns_to(i));
+                    let end = k.saturating_sub(units.first_column(i));
                     let unit = units.take(i);
                     unroll!(half in 0..2, {
-                        let fragments = units.fragments(&unit, i, half);
-                        acc = multiply::<W::E>(&fragments, &x.half::<W>(first, half), acc);
+                        let x = load_half::<W>(x, half, end);
+                        acc = units.add_products(&unit, i, half, &x, acc);
                     });
                 });
                 units.finish();
@@ -161,7 +153,8 @@ pub unsafe fn experts_few<W: Weight>(
         let own = partials.offset(warp::warp_idx() * WARP_PARTIALS);
         for i in 0..4 {
             let (row, column) = (2 * lane_pair() + i % 2, lane_group() + i / 2 * 8);
-            own.set(row * PARTIALS_STRIDE + column, acc[i as usize]);
+            let sum = acc[i as usize] * W::sum_scale(i as usize / 2);
+            own.set(row * PARTIALS_STRIDE + column, sum);
         }
         thread::sync_threads();
         let mut item = thread::thread_idx_x();
@@ -183,8 +176,13 @@ pub unsafe fn experts_few<W: Weight>(
                 }
                 sum
             };
-            let at = chunk.expert as usize * n as usize + column as usize;
-            let term = |bias: Global<f32>| if bias.is_null() { 0.0 } else { bias.get(at) };
+            let term = |bias: Global<f32>| {
+                if bias.is_null() {
+                    return 0.0;
+                }
+                // Not `chunk.expert`: the main loop has no register for it.
+                bias.get(choices.expert(choice) as usize * n as usize + column as usize)
+            };
             let mut value = sum(0) + term(bias);
             if parts_log2 == 1 {
                 // As the separate operations round.

@@ -94,11 +94,15 @@ pub unsafe fn group_experts(
             chunks.set(0, num_chunks);
         }
         let count = counts.get(own);
+        // Alike: a chunk of few choices takes as long as others to load the matrix. Never 0; `max`
+        // tells the compiler.
+        let own_chunks = count.div_ceil(chunk_rows.max(1)).max(1);
+        let each = count.div_ceil(own_chunks).next_multiple_of(8).min(chunk_rows);
         let mut chunk = thread;
-        while chunk * chunk_rows < count {
-            let first = chunk * chunk_rows;
+        while chunk * each < count {
+            let first = chunk * each;
             let at = ((chunks_before + chunk + 1) * CHUNK_WORDS) as usize;
-            let rows = chunk_rows.min(count - first);
+            let rows = each.min(count - first);
             chunks.set_vec(at, [own, choices_before + first, rows, 0]);
             chunk += NUM_THREADS;
         }

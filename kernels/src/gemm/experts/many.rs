@@ -315,9 +315,6 @@ pub unsafe fn experts_many<W: Weight, const TILES: usize>(
         let mut acc = [[[0.0; 4]; NUM_MMAS]; TILES];
         let mut unit_idx = 0;
         while unit_idx * UNIT_K < k {
-            for tile in 0..TILES {
-                units[tile].start();
-            }
             unroll!(i in 0..4, {
                 cp_async::wait(NUM_STAGES - 2);
                 thread::sync_threads();

@@ -3,13 +3,14 @@
 
 use crate::element::Half;
 use crate::gemm::quantised::format::{
-    Format, STEP_K, TILE_ROWS, TILE_UNITS, TilePtr, Tiles, UNIT_K, UNIT_STEPS, lane_group,
-    lane_pair,
+    Format, Mins, STEP_K, TILE_ROWS, TILE_UNITS, Tiles, UNIT_K, UNIT_STEPS, lane_group,
+    lane_pair, quant_scale,
 };
 use crate::gemm::quantised::prompt::fragment::fragment;
 use core::marker::PhantomData;
 use cuda_std::mma::{Accumulator, FragmentA, FragmentB, m16n8k16};
 use cuda_std::prelude::*;
+use gpu_types::BlockFormat;
 use half::f16;
 
 /// Halves of a unit of 64 columns: two steps of an MMA each.
@@ -54,6 +55,9 @@ pub trait Weight: 'static {
     /// Units of a tile: 1 or 4.
     const TILE_UNITS: usize;
 
+    /// Blocks of [`few`](super::few) for whose registers an SM has room.
+    const FEW_BLOCKS: u32;
+
     /// The lane's part of a row of tiles.
     fn row(at: TileRow) -> Self::Row;
 
@@ -69,50 +73,57 @@ pub trait Weight: 'static {
     /// As [`Weight::load_scales`].
     unsafe fn load_unit(row: &Self::Row, tile: u32, unit: usize) -> Self::Unit;
 
-    /// The fragments of half a unit.
+    /// The fragments of half a unit: half `at[1]` of unit `at[0]` of a tile.
     fn fragments(unit: &Self::Unit, scales: &Self::Loaded, at: [usize; 2]) -> Fragments;
-}
 
-/// A lane's part of a row of tiles in a format.
-#[derive(Clone, Copy)]
-pub struct FormatRow {
-    tiles: Tiles,
-    row: u32,
-    exists: bool,
-}
+    /// The products of half a unit with eight rows of x, divided by [`Weight::sum_scale`], added to
+    /// `acc`: without dequantising what is in blocks.
+    fn add_products(
+        unit: &Self::Unit,
+        scales: &Self::Loaded,
+        at: [usize; 2],
+        x: &HalfOfX,
+        acc: Accumulator,
+    ) -> Accumulator;
 
-impl FormatRow {
-    #[inline(always)]
-    fn tile<F: Format>(&self, tile: u32) -> TilePtr {
-        self.tiles.tile::<F>(self.row, tile, self.exists && tile < self.tiles.num_tiles)
-    }
+    /// What the sums of the lane's upper (0) or lower (1) row are multiplied by.
+    fn sum_scale(row: usize) -> f32;
 }
 
 impl<F: Format + 'static> Weight for F {
     type E = f16;
-    type Row = FormatRow;
+    /// Tiles from the row on; none where there is no row.
+    type Row = Tiles;
     type Loaded = F::Loaded;
     type Unit = F::Unit;
     const RUN: u32 = 4;
     const TILE_UNITS: usize = TILE_UNITS;
+    const FEW_BLOCKS: u32 = match F::FORMAT {
+        BlockFormat::Q2_K | BlockFormat::Q4_K | BlockFormat::Q6_K => 3,
+        BlockFormat::IQ4_XS | BlockFormat::MXFP4 => 3,
+        _ => 2,
+    };
 
     #[inline(always)]
-    fn row(TileRow { weight, n, k, expert, row }: TileRow) -> FormatRow {
+    fn row(TileRow { weight, n, k, expert, row }: TileRow) -> Tiles {
         let row_tiles = n.div_ceil(TILE_ROWS);
-        let tiles = Tiles::new::<F>(weight, k).below(expert * row_tiles);
-        FormatRow { tiles, row, exists: row < row_tiles }
+        if row < row_tiles {
+            Tiles::new::<F>(weight, k).below(expert * row_tiles + row)
+        } else {
+            Tiles::new::<F>(weight, 0)
+        }
     }
 
     #[inline(always)]
-    unsafe fn load_scales(row: &FormatRow, tile: u32) -> F::Loaded {
+    unsafe fn load_scales(row: &Tiles, tile: u32) -> F::Loaded {
         // SAFETY: the caller's promise.
-        unsafe { row.tile::<F>(tile).load_scales::<F>() }
+        unsafe { row.tile::<F>(0, tile, true).load_scales::<F>() }
     }
 
     #[inline(always)]
-    unsafe fn load_unit(row: &FormatRow, tile: u32, unit: usize) -> F::Unit {
+    unsafe fn load_unit(row: &Tiles, tile: u32, unit: usize) -> F::Unit {
         // SAFETY: the caller's promise.
-        unsafe { row.tile::<F>(tile).load_unit::<F>(unit) }
+        unsafe { row.tile::<F>(0, tile, true).load_unit::<F>(unit) }
     }
 
     #[inline(always)]
@@ -120,6 +131,61 @@ impl<F: Format + 'static> Weight for F {
         let scales = F::unpack(*scales);
         [0, 1].map(|step| fragment::<F>(unit, &scales, unit_idx, HALF_STEPS * half + step))
     }
+
+    #[inline(always)]
+    fn add_products(
+        unit: &F::Unit,
+        scales: &F::Loaded,
+        [unit_idx, half]: [usize; 2],
+        x: &HalfOfX,
+        mut acc: Accumulator,
+    ) -> Accumulator {
+        let scales = F::unpack(*scales);
+        let [mut products, mut sums] = [[0.0; 4]; 2];
+        for i in 0..HALF_STEPS {
+            let step = HALF_STEPS * half + i;
+            let b = FragmentB::<f16>::from_words(x[i]);
+            if step.is_multiple_of(F::GROUP_STEPS) {
+                [products, sums] = [[0.0; 4]; 2];
+            }
+            if F::OFFSET != 0.0 {
+                let offsets = const { all_quants::<F>(F::OFFSET) };
+                products = m16n8k16(FragmentA::from_words(offsets), b, products);
+            }
+            if F::MINS != Mins::None {
+                let ones = const { all_quants::<F>(1.0) };
+                sums = m16n8k16(FragmentA::from_words(ones), b, sums);
+            }
+            products = m16n8k16(FragmentA::from_words(F::fragment(unit, step)), b, products);
+            if !(step + 1).is_multiple_of(F::GROUP_STEPS) {
+                continue;
+            }
+            for row in 0..2 {
+                let group = (unit_idx * UNIT_STEPS + step) / F::GROUP_STEPS;
+                let ([scale, min], [row_scale, row_min]) =
+                    (F::group_scale(&scales, row, group), F::row_scale(&scales, row));
+                for at in 2 * row..2 * row + 2 {
+                    acc[at] = math::fma(products[at], scale * row_scale, acc[at]);
+                    if F::MINS != Mins::None {
+                        acc[at] = math::fma(sums[at], min * row_min, acc[at]);
+                    }
+                }
+            }
+        }
+        acc
+    }
+
+    #[inline(always)]
+    fn sum_scale(row: usize) -> f32 {
+        quant_scale::<F>(row)
+    }
+}
+
+/// A fragment of which each element is the quant `quant`.
+const fn all_quants<F: Format>(quant: f32) -> [u32; 4] {
+    let upper = f16::from_f32_const(quant * F::ONE).to_bits() as u32 * 0x0001_0001;
+    let lower = f16::from_f32_const(quant * F::ONE * F::LOWER_ROW).to_bits() as u32 * 0x0001_0001;
+    [upper, lower, upper, lower]
 }
 
 /// Rows of the operands' type.
@@ -142,6 +208,7 @@ impl<E: Half + 'static> Weight for Dense<E> {
     type Unit = [[[u32; 4]; 2]; 2];
     const RUN: u32 = 8;
     const TILE_UNITS: usize = 1;
+    const FEW_BLOCKS: u32 = 3;
 
     #[inline(always)]
     fn row(TileRow { weight, n, k, expert, row }: TileRow) -> DenseRow {
@@ -176,6 +243,22 @@ impl<E: Half + 'static> Weight for Dense<E> {
     fn fragments(unit: &Self::Unit, (): &(), [_, half]: [usize; 2]) -> Fragments {
         let [upper, lower] = [unit[0][half], unit[1][half]];
         [0, 2].map(|word| [upper[word], lower[word], upper[word + 1], lower[word + 1]])
+    }
+
+    #[inline(always)]
+    fn add_products(
+        unit: &Self::Unit,
+        scales: &(),
+        at: [usize; 2],
+        x: &HalfOfX,
+        acc: Accumulator,
+    ) -> Accumulator {
+        multiply::<E>(&Self::fragments(unit, scales, at), x, acc)
+    }
+
+    #[inline(always)]
+    fn sum_scale(_: usize) -> f32 {
+        1.0
     }
 }
 
@@ -231,18 +314,6 @@ impl<W: Weight, const RING: usize> WarpUnits<W, RING> {
         ((i / W::TILE_UNITS) as u32, i % W::TILE_UNITS)
     }
 
-    /// Issues the loads of the next round's scales.
-    ///
-    /// # Safety
-    /// As [`WarpUnits::new`].
-    #[inline(always)]
-    pub unsafe fn start(&mut self) {
-        if W::TILE_UNITS > 1 {
-            // SAFETY: the caller's promise.
-            self.next_scales = unsafe { W::load_scales(&self.row, self.tile + self.step) };
-        }
-    }
-
     /// Unit `i` of the round; issues the loads of the one that is `RING` after it.
     ///
     /// # Safety
@@ -251,9 +322,14 @@ impl<W: Weight, const RING: usize> WarpUnits<W, RING> {
     pub unsafe fn take(&mut self, i: usize) -> W::Unit {
         let unit = self.units[i % RING];
         let (tiles, in_tile) = Self::place(i + RING);
+        let tile = self.tile + tiles * self.step;
         // SAFETY: the caller's promise.
-        self.units[i % RING] =
-            unsafe { W::load_unit(&self.row, self.tile + tiles * self.step, in_tile) };
+        unsafe {
+            if W::TILE_UNITS > 1 && in_tile == 0 {
+                self.next_scales = W::load_scales(&self.row, tile);
+            }
+            self.units[i % RING] = W::load_unit(&self.row, tile, in_tile);
+        }
         unit
     }
 
@@ -263,11 +339,30 @@ impl<W: Weight, const RING: usize> WarpUnits<W, RING> {
         W::fragments(unit, &self.scales, [i % W::TILE_UNITS, half])
     }
 
+    /// As [`Weight::add_products`], of half `half` of `unit`, which is unit `i` of the round.
+    #[inline(always)]
+    pub fn add_products(
+        &self,
+        unit: &W::Unit,
+        i: usize,
+        half: usize,
+        x: &HalfOfX,
+        acc: Accumulator,
+    ) -> Accumulator {
+        W::add_products(unit, &self.scales, [i % W::TILE_UNITS, half], x, acc)
+    }
+
     /// The first column of unit `i` of the round.
     #[inline(always)]
     pub fn first_column(&self, i: usize) -> u32 {
+        self.tile * (W::TILE_UNITS as u32 * UNIT_K) + self.columns_to(i) as u32
+    }
+
+    /// Columns from the first unit of the round to unit `i`.
+    #[inline(always)]
+    pub fn columns_to(&self, i: usize) -> usize {
         let (tiles, unit) = Self::place(i);
-        ((self.tile + tiles * self.step) * W::TILE_UNITS as u32 + unit as u32) * UNIT_K
+        ((tiles * self.step) as usize * W::TILE_UNITS + unit) * UNIT_K as usize
     }
 
     /// Ends the round.

@@ -110,20 +110,17 @@ impl Format for IQ4XS {
     }
 }
 
-/// Blocks of 32 elements in MXFP4: `2^(exponent - 128) * level`. Quants are levels plus 12.
+/// Blocks of 32 elements in MXFP4: `2^(exponent - 128) * level`, in E2M1 (sign, two bits of exponent,
+/// one of mantissa), doubled.
 pub struct MXFP4;
-
-impl MXFP4 {
-    /// E2M1 (sign, two bits of exponent, one of mantissa), doubled.
-    const LEVELS: Levels =
-        Levels::new([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], 12);
-}
 
 impl Format for MXFP4 {
     const FORMAT: BlockFormat = BlockFormat::MXFP4;
     const GROUP_STEPS: usize = 2;
-    const OFFSET: f32 = -12.0;
+    const OFFSET: f32 = 0.0;
     const MINS: Mins = Mins::None;
+    /// The bits of E2M1 are the upper ones of f16, whose exponent counts from 14 more.
+    const ONE: f32 = 1.0 / (1 << 15) as f32;
     const LOWER_ROW: f32 = 1.0;
     const SCALE_BYTES: u32 = 8 * TILE_ROWS;
     const UNIT_BYTES: u32 = Nibbles::<0>::BYTES;
@@ -159,7 +156,14 @@ impl Format for MXFP4 {
 
     #[inline(always)]
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
-        Self::LEVELS.fragment(unit.low[step])
+        let nibbles = unit.low[step];
+        let placed = |sign: u32, rest: u32| (sign & 0x8000_8000) | (rest & 0x0e00_0e00);
+        [
+            placed(nibbles << 12, nibbles << 9),
+            placed(nibbles << 8, nibbles << 5),
+            placed(nibbles << 4, nibbles << 1),
+            placed(nibbles, nibbles >> 3),
+        ]
     }
 
     #[cfg(not(target_arch = "nvptx64"))]

@@ -5,8 +5,9 @@
 //! MMA step are columns `2 * pair`, `2 * pair + 1`, `2 * pair + 8` and `2 * pair + 9` of A for lane
 //! `pair` of a group of four, see [`cuda_std::mma`]; B is permuted alike.
 //!
-//! A quant is a subnormal f16, `q * 2^-24`: exact, with no bias to subtract. Where two rows share
-//! a byte, the lower row's quants are multiplied by 16 ([`Format::LOWER_ROW`]).
+//! A quant is an f16 that is `q * 2^-24` ([`Format::ONE`]), mostly a subnormal one: exact, with no
+//! bias to subtract. Where two rows share a byte, the lower row's quants are multiplied by 16
+//! ([`Format::LOWER_ROW`]).
 
 mod blocks_of_32;
 mod k_blocks;
@@ -58,8 +59,8 @@ pub const UNIT_STEPS: usize = (UNIT_K / STEP_K) as usize;
 /// MMA steps of a tile.
 pub const TILE_STEPS: usize = TILE_UNITS * UNIT_STEPS;
 
-/// 1 over what an f16 subnormal counts.
-const SUBNORMALS: f32 = (1 << 24) as f32;
+/// The smallest f16.
+const SUBNORMAL: f32 = 1.0 / (1 << 24) as f32;
 
 /// A lane's part of a 16-byte row of scales, for both of its rows.
 pub type ScaleRows<const WORDS: usize> = [[u32; WORDS]; 2];
@@ -133,6 +134,8 @@ pub trait Format {
     const OFFSET: f32;
     /// Whether groups have a `min`.
     const MINS: Mins;
+    /// What a quant of 1 is in a fragment.
+    const ONE: f32 = SUBNORMAL;
     /// What quants of rows 8 to 15 are multiplied by.
     const LOWER_ROW: f32;
     /// Bytes of a tile before its units.
@@ -213,7 +216,7 @@ const fn group_elems<F: Format>() -> f32 {
 /// What the quants of row `row` (0 or 1) of a lane are multiplied by to be integers.
 #[inline(always)]
 pub fn quant_scale<F: Format>(row: usize) -> f32 {
-    if row == 0 { SUBNORMALS } else { SUBNORMALS / F::LOWER_ROW }
+    if row == 0 { 1.0 / F::ONE } else { 1.0 / (F::ONE * F::LOWER_ROW) }
 }
 
 /// The lane's group of four, its first row in a tile.
