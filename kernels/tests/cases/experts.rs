@@ -3,11 +3,12 @@
 use super::linear::weights;
 use crate::harness::*;
 use cuda_std::launch::{DevicePtr, LaunchError};
+use cuda_std::tensor_map::TensorMapSpec;
 use gpu_types::Activation;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::Number;
-use kernels::gemm::SumOrder;
+use kernels::gemm::{Gpu, SumOrder, Target};
 use kernels::gemm::experts::{
     ExpertLinear, ExpertOperands, ExpertOut, Route, RouteOperands, Stored,
 };
@@ -156,6 +157,7 @@ struct Case {
     sums: Option<bool>,
     stored: Stored,
     order: SumOrder,
+    target: Target,
 }
 
 const CASE: Case = Case {
@@ -171,6 +173,7 @@ const CASE: Case = Case {
     sums: None,
     stored: Stored::Dense,
     order: SumOrder::Fastest,
+    target: Target::Sm80,
 };
 
 impl Case {
@@ -253,7 +256,10 @@ impl Case {
             },
             workspace,
         };
-        let launches = layer.launches(&operands).expect("a right shape");
+        // Fewer SMs than there are tiles: blocks have several.
+        let gpu = Gpu { target: self.target, num_sms: 3, overlaps: true };
+        let launches = layer.launches(gpu, &operands, &mut TensorMapSpec::emulated);
+        let launches = launches.expect("a right shape");
         let symbols = launches.iter().map(|launch| launch.symbol).collect();
         for launch in launches {
             device.run(Ok(Some(launch)), seed);
@@ -373,6 +379,36 @@ fn many_choices_match_oracle() {
     }
 }
 
+#[test]
+fn choices_on_hopper_match_oracle() {
+    let of_seventy = Case {
+        tokens: [70, 75],
+        order: SumOrder::Tiles,
+        num_experts: 3,
+        target: Target::Sm90a,
+        ..CASE
+    };
+    for choice in [Choice::ToOne, Choice::Even, Choice::Uneven] {
+        let of_seventy = Case { choice, ..of_seventy };
+        for case in [
+            // Several tiles a block, k beyond the stages, columns that end inside of an MMA.
+            Case { n: 300, k: 328, ..of_seventy },
+            Case { n: 136, gate: SILU, ..of_seventy },
+            Case { n: 33, gate: SWIGLU_OAI, bias: true, ..of_seventy },
+            Case { bias: true, ..of_seventy },
+            Case { x_by_choice: true, sums: Some(true), n: 33, ..of_seventy },
+            Case { tokens: [1, 2], ..of_seventy },
+            Case { tokens: [0, 75], ..of_seventy },
+            Case { tokens: [150, 150], n: 64, ..of_seventy },
+        ] {
+            case.check::<f16>();
+        }
+        Case { gate: SILU, ..of_seventy }.check::<bf16>();
+    }
+    let (_, symbols) = of_seventy.run::<f16>(1);
+    assert_eq!(symbols, ["group_experts", "experts_f16_wgmma"]);
+}
+
 /// More choices than threads: a launch groups them.
 #[test]
 fn grouped_choices_match_oracle() {
@@ -416,8 +452,12 @@ fn experts_in_f32_match_oracle() {
 /// of rows.
 #[test]
 fn a_tokens_bits_do_not_depend_on_the_others() {
-    for order in [SumOrder::SmallBatch, SumOrder::Tiles] {
-        let case = Case { order, k: 1032, sums: Some(true), gate: SILU, ..CASE };
+    for (order, target) in [
+        (SumOrder::SmallBatch, Target::Sm80),
+        (SumOrder::Tiles, Target::Sm80),
+        (SumOrder::Tiles, Target::Sm90a),
+    ] {
+        let case = Case { order, target, k: 1032, sums: Some(true), gate: SILU, ..CASE };
         let rows = |tokens| Case { tokens: [tokens, tokens], ..case }.run::<f16>(1).0;
         let [one, few, many] = [1, 9, 150].map(rows);
         assert_eq!(bits(&one), bits(&few[..one.len()]));
@@ -438,7 +478,7 @@ fn wrong_layers_are_refused() {
         order: SumOrder::Fastest,
     };
     let refused = |layer: ExpertLinear, x_stride: usize| {
-        let launches = layer.launches(&ExpertOperands::<f16> {
+        let operands = ExpertOperands::<f16> {
             num_tokens: DevicePtr::new(256),
             experts: Rows::new(DevicePtr::new(256), 2),
             x: Rows::new(DevicePtr::new(256), x_stride),
@@ -448,7 +488,8 @@ fn wrong_layers_are_refused() {
             bias: [DevicePtr::null(); 2],
             out: ExpertOut::Products(Rows::new(DevicePtr::new(256), 32)),
             workspace: 256,
-        });
+        };
+        let launches = layer.launches(Gpu::HOPPER, &operands, &mut TensorMapSpec::emulated);
         match launches {
             Ok(launches) => format!("{} launches", launches.len()),
             Err(LaunchError::Shape { what, .. }) => what.to_owned(),

@@ -91,7 +91,7 @@ impl Lowering<'_> {
 
     /// The launches of a linear layer of experts, whose rows are multiplied as `E`.
     pub(super) fn expert_linear<E: DeviceElement>(
-        &self,
+        &mut self,
         op: &ExpertLinear,
     ) -> Result<Vec<Launch>, ExecError> {
         let &ExpertLinear { x, experts, weight, bias, gate, weights, out, .. } = op;
@@ -121,7 +121,8 @@ impl Lowering<'_> {
             out,
             workspace: self.addresses.workspace,
         };
-        let launches = layer.launches(&operands);
+        let (gpu, maps) = (self.gpu, &mut self.maps);
+        let launches = layer.launches(gpu, &operands, &mut |spec| maps.encode(spec));
         launches.map_err(|why: LaunchError| unsupported(op, why.to_string()))
     }
 

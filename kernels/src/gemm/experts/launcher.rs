@@ -2,23 +2,27 @@
 
 use super::chunk::{CHUNK_WORDS, NUM_THREADS, NUM_WARPS};
 use super::weight::{Dense, ROUND};
-use super::{combine, few, group, linear_f32, many, route};
+use super::{combine, few, group, linear_f32, many, route, wgmma};
 use crate::Rows;
 use crate::activation::{gate_arg, num_parts};
 use crate::element::{Number, VEC_ELEMS, type_of};
-use crate::gemm::SumOrder;
-use crate::gemm::problem::refuse;
+use crate::gemm::config::wgmma::BLOCK_K;
+use crate::gemm::layer::Maps;
+use crate::gemm::problem::{refuse, tensor_map};
 use crate::gemm::quantised::BlockFormat;
 use crate::gemm::quantised::format::{TILE_ROWS, UNIT_K};
 use crate::gemm::quantised::packed;
+use crate::gemm::{Gpu, SumOrder};
 use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::warp::WARP_SIZE;
-use gpu_types::{Activation, Dtype};
+use gpu_types::{Activation, Dtype, Target};
 use half::{bf16, f16};
 
-/// Choices an expert, if all have as many, up to which chunks of eight are the faster.
+/// Choices an expert, if all have as many, up to which chunks of eight are the faster: beside
+/// [`many`], and beside [`wgmma`].
 const FEW_ROWS: usize = 4;
+const FEW_ROWS_BESIDE_WGMMA: usize = 1;
 
 /// Alignment of parts of the workspace.
 const ALIGN: usize = 256;
@@ -166,6 +170,27 @@ pub enum ExpertOut<E> {
     SumsF32(Rows<f32>, Rows<f32>),
 }
 
+/// The kernel of a layer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kernel {
+    F32,
+    Few,
+    Many,
+    Wgmma,
+}
+
+impl Kernel {
+    /// Most choices of a chunk.
+    fn chunk_rows(self) -> usize {
+        (match self {
+            Kernel::F32 => 1,
+            Kernel::Few => few::CHUNK_ROWS,
+            Kernel::Many => many::CHUNK_ROWS,
+            Kernel::Wgmma => wgmma::CHUNK_ROWS,
+        }) as usize
+    }
+}
+
 /// Addresses in the workspace; null of what is not needed.
 struct Workspace {
     chunks: u64,
@@ -187,8 +212,7 @@ impl ExpertLinear {
             end = at.saturating_add(bytes).next_multiple_of(ALIGN);
             at as u64
         };
-        let is_grouped = elem_bytes < size_of::<f32>() && self.num_choices() > NUM_THREADS as usize;
-        let (chunks, order) = match is_grouped {
+        let (chunks, order) = match elem_bytes < size_of::<f32>() {
             true => {
                 // Of the most chunks: what needs less for fewer rows must not need more.
                 let words = (self.max_chunks(few::CHUNK_ROWS as usize) + 1) * CHUNK_WORDS as usize;
@@ -212,17 +236,21 @@ impl ExpertLinear {
         (choices / rows + self.num_experts.min(choices)).min(choices)
     }
 
-    /// Whether chunks are of up to eight rows.
-    fn is_few(&self) -> bool {
-        match self.order {
-            SumOrder::Fastest => self.num_choices() <= FEW_ROWS * self.num_experts,
+    /// The kernel of operands `E` on `gpu`.
+    fn kernel<E: Number>(&self, gpu: Gpu) -> Kernel {
+        let has_wgmma = gpu.target == Target::Sm90a && self.stored == Stored::Dense;
+        let few_rows = if has_wgmma { FEW_ROWS_BESIDE_WGMMA } else { FEW_ROWS };
+        let is_few = match self.order {
+            SumOrder::Fastest => self.num_choices() <= few_rows * self.num_experts,
             SumOrder::SmallBatch => true,
             SumOrder::Tiles => false,
+        };
+        match () {
+            () if E::DTYPE == Dtype::F32 => Kernel::F32,
+            () if is_few => Kernel::Few,
+            () if has_wgmma => Kernel::Wgmma,
+            () => Kernel::Many,
         }
-    }
-
-    fn chunk_rows(&self) -> usize {
-        (if self.is_few() { few::CHUNK_ROWS } else { many::CHUNK_ROWS }) as usize
     }
 
     /// The launches, none if there are no tokens or no columns.
@@ -233,7 +261,9 @@ impl ExpertLinear {
     /// for a gate, and tiles for operands that are not f16.
     pub fn launches<E: Number>(
         &self,
+        gpu: Gpu,
         operands: &ExpertOperands<E>,
+        maps: Maps<'_>,
     ) -> Result<Vec<Launch>, LaunchError> {
         check_experts(self.num_experts, self.top_k)?;
         let (weights, products) = match operands.out {
@@ -247,11 +277,15 @@ impl ExpertLinear {
             Some(_) => Rows::new(DevicePtr::new(at.products), products.row_stride),
             None => products,
         };
-        let launches = if E::DTYPE == Dtype::F32 {
-            vec![self.launch_f32(&operands.cast(), products.cast())?]
-        } else {
-            let groups = if at.chunks == 0 { None } else { self.launch_groups(operands, &at)? };
-            vec![groups, self.launch_16(operands, products, &at)?]
+        let kernel = self.kernel::<E>(gpu);
+        let product = match kernel {
+            Kernel::F32 => self.launch_f32(&operands.cast(), products.cast())?,
+            Kernel::Few | Kernel::Many => self.launch_16(kernel, operands, products, &at)?,
+            Kernel::Wgmma => self.launch_wgmma(gpu, operands, products, &at, maps)?,
+        };
+        let groups = match self.is_grouped(kernel) {
+            true => self.launch_groups(kernel, operands, &at)?,
+            false => None,
         };
         let sums = match operands.out {
             ExpertOut::Products(_) => None,
@@ -262,11 +296,21 @@ impl ExpertLinear {
                 self.launch_sums::<E, f32>(operands.num_tokens, products, weights, out)?
             }
         };
-        Ok(launches.into_iter().chain([sums]).flatten().collect())
+        Ok([groups, product, sums].into_iter().flatten().collect())
+    }
+
+    /// Whether a launch before that of `kernel` groups the choices.
+    fn is_grouped(&self, kernel: Kernel) -> bool {
+        match kernel {
+            Kernel::F32 => false,
+            Kernel::Few | Kernel::Many => self.num_choices() > NUM_THREADS as usize,
+            Kernel::Wgmma => true,
+        }
     }
 
     fn launch_groups<E>(
         &self,
+        kernel: Kernel,
         operands: &ExpertOperands<E>,
         at: &Workspace,
     ) -> Result<Option<Launch>, LaunchError> {
@@ -275,7 +319,7 @@ impl ExpertLinear {
             top_k: arg_u32("experts of a token", self.top_k)?,
             experts: operands.experts.ptr,
             experts_stride: operands.experts.stride_arg()?,
-            chunk_rows: self.chunk_rows() as u32,
+            chunk_rows: kernel.chunk_rows() as u32,
             chunks: DevicePtr::new(at.chunks),
             order: DevicePtr::new(at.order),
         };
@@ -318,9 +362,10 @@ impl ExpertLinear {
         if x_by_choice { self.k as u32 } else { 0 }
     }
 
-    /// The products in f16 or bf16.
+    /// The products in f16 or bf16, by [`few`] or [`many`].
     fn launch_16<E: Number>(
         &self,
+        kernel: Kernel,
         operands: &ExpertOperands<E>,
         products: Rows<E>,
         at: &Workspace,
@@ -332,14 +377,14 @@ impl ExpertLinear {
         let is_it = |i: many::experts_many::Instance| i.w() == weight_type;
         let instance = many::experts_many::Instance::find(is_it).expect("all weights");
         let tiles = instance.tiles();
-        let chunks = self.max_chunks(self.chunk_rows());
-        let k_warps = self.k_warps();
-        let columns = match self.is_few() {
+        let chunks = self.max_chunks(kernel.chunk_rows());
+        let (k_warps, is_few) = (self.k_warps(), kernel == Kernel::Few);
+        let columns = match is_few {
             true => (NUM_WARPS as usize / k_warps / num_parts(self.gate)) * TILE_ROWS as usize,
             false => many::block_columns(tiles) as usize / num_parts(self.gate),
         };
         let columns = self.n.div_ceil(columns);
-        let words = if self.is_few() { few::SHARED_WORDS } else { many::shared_words(tiles) };
+        let words = if is_few { few::SHARED_WORDS } else { many::shared_words(tiles) };
         let shared_bytes = words as usize * size_of::<u32>();
         let grid = [columns.saturating_mul(chunks), 1, 1];
         let geometry = Geometry::new(grid, NUM_THREADS as usize, shared_bytes)?;
@@ -348,10 +393,13 @@ impl ExpertLinear {
         let (columns, gate) = (arg_u32("n", columns)?, gate_arg(self.gate));
         let (x, x_choice_stride) = (DevicePtr::new(x.ptr.0), self.x_choice_stride(x_by_choice));
         let (experts, out_stride) = (experts.ptr, products.stride_arg()?);
-        let (chunks, order) = (DevicePtr::new(at.chunks), DevicePtr::new(at.order));
+        let (chunks, order) = match self.is_grouped(kernel) {
+            true => (DevicePtr::new(at.chunks), DevicePtr::new(at.order)),
+            false => (DevicePtr::null(), DevicePtr::null()),
+        };
         let out = products.untyped_ptr();
         let Some(geometry) = geometry else { return Ok(None) };
-        if self.is_few() {
+        if is_few {
             let args = few::experts_few::Args {
                 num_tokens,
                 top_k,
@@ -404,6 +452,54 @@ impl ExpertLinear {
         Ok(Some(args.launch(instance, geometry)))
     }
 
+    /// The products in f16 or bf16, by [`wgmma`].
+    fn launch_wgmma<E: Number>(
+        &self,
+        gpu: Gpu,
+        operands: &ExpertOperands<E>,
+        products: Rows<E>,
+        at: &Workspace,
+        maps: Maps<'_>,
+    ) -> Result<Option<Launch>, LaunchError> {
+        self.check(operands)?;
+        let block_columns = wgmma::BLOCK_COLUMNS as usize / num_parts(self.gate);
+        let columns = self.n.div_ceil(block_columns);
+        let tiles = columns.saturating_mul(self.max_chunks(wgmma::CHUNK_ROWS as usize));
+        let grid = [tiles.min(gpu.num_sms), 1, 1];
+        let (threads, shared_bytes) = (wgmma::NUM_THREADS, wgmma::SHARED_BYTES);
+        let geometry = Geometry::new(grid, threads as usize, shared_bytes as usize)?;
+        let Some(geometry) = geometry else { return Ok(None) };
+        let mut map = |weight: DevicePtr<u8>| {
+            let matrices = Rows::<f16>::new(DevicePtr::new(weight.0), self.k);
+            let rows = self.num_experts.saturating_mul(self.n);
+            let boxes = [wgmma::BOX_ROWS, BLOCK_K].map(|size| size as usize);
+            maps(&tensor_map(&matrices, [rows, self.k], boxes))
+        };
+        let weight_map = map(operands.weight);
+        let args = wgmma::experts_wgmma::Args {
+            top_k: self.top_k as u32,
+            chunks: DevicePtr::new(at.chunks),
+            order: DevicePtr::new(at.order),
+            columns: arg_u32("n", columns)?,
+            n: arg_u32("n", self.n)?,
+            k: arg_u32("k", self.k)?,
+            gate: gate_arg(self.gate),
+            x: DevicePtr::new(operands.x.ptr.0),
+            x_stride: operands.x.stride_arg()?,
+            x_choice_stride: self.x_choice_stride(operands.x_by_choice),
+            bias: operands.bias[0],
+            up_bias: operands.bias[1],
+            out: products.untyped_ptr(),
+            out_stride: products.stride_arg()?,
+            out_choice_stride: self.n as u32,
+            up_map: if self.gate.is_some() { map(operands.up) } else { weight_map.clone() },
+            weight_map,
+        };
+        let is_it = |i: wgmma::experts_wgmma::Instance| Some(i.e()) == type_of(E::DTYPE);
+        let instance = wgmma::experts_wgmma::Instance::find(is_it).expect("both types");
+        Ok(Some(args.launch(instance, geometry)))
+    }
+
     /// The kernels' type of the weight.
     fn weight_type<E: Number>(&self) -> Result<TypeId, LaunchError> {
         match self.stored {
@@ -436,12 +532,16 @@ impl ExpertLinear {
         }
     }
 
-    /// Warps that split k: as many as have four units each. They decide the order of the sums, so they
-    /// must not depend on the rows.
+    /// Warps that split k: at least two, if they have rounds of units to themselves, and more as long
+    /// as none has fewer than others. They decide the order of the sums, so they must not depend on the
+    /// rows.
     fn k_warps(&self) -> usize {
         let most = NUM_WARPS as usize / num_parts(self.gate);
-        let units = self.k.div_ceil(UNIT_K as usize);
-        1 << (units / ROUND).clamp(1, most).ilog2()
+        let rounds = (self.k / (UNIT_K as usize * ROUND)).max(1);
+        let rounds_of_any = self.k.div_ceil(UNIT_K as usize * ROUND);
+        let idle = |warps: &usize| rounds_of_any.next_multiple_of(*warps);
+        let warps = [8, 4, 2].into_iter().filter(|warps| *warps <= most.min(rounds));
+        warps.min_by_key(idle).unwrap_or(1)
     }
 
     fn launch_sums<E: Number, O: Number>(
