@@ -104,6 +104,9 @@ sections! { $
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
     ];
     "data-movement-and-conversion-instructions-prefetch-prefetchu", "SM 90": ["prefetch.tensormap"];
+    "data-movement-and-conversion-instructions-prefetch-prefetchu", "every SM": [
+        "prefetch.global.L2"
+    ];
     "data-movement-and-conversion-instructions-mapa", "SM 90": ["mapa.shared::cluster.u32"];
 
     // Asynchronous copies.

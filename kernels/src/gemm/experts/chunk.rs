@@ -107,8 +107,21 @@ impl Chunk {
         let rows = smem.offset(SCRATCH_WORDS);
         // SAFETY: the caller's promise.
         unsafe {
-            if chunks.is_null() {
+            if chunks.is_null() && choices.num_tokens != 1 {
                 return Self::search(choices, index, max_rows, smem);
+            }
+            if chunks.is_null() {
+                // The experts of a token differ.
+                if index >= choices.top_k {
+                    return None;
+                }
+                let expert = choices.expert(index);
+                let row = thread::thread_idx_x();
+                if row < max_rows {
+                    rows.set(row, if row == 0 { index } else { NO_CHOICE });
+                }
+                thread::sync_threads();
+                return Some(Chunk { expert, num_rows: 1, rows });
             }
             if index >= chunks.get(0) {
                 return None;

@@ -129,6 +129,8 @@ pub unsafe fn experts_few<W: Weight>(
         let mut acc = [0.0; 4];
         if row * TILE_ROWS < n {
             let at = TileRow { weight, n, k, expert: chunk.expert, row };
+            // All of it is on its way to L2 while the first units are multiplied.
+            W::prefetch(&W::row(at), k_warp, k_warps);
             let mut units = WarpUnits::<W, RING>::new(at, k_warp, k_warps);
             // A row without a choice has the first one's: its results are not stored.
             let choice =

@@ -19,7 +19,7 @@ use cuda_std::warp::WARP_SIZE;
 use gpu_types::{Activation, Dtype, Target};
 use half::{bf16, f16};
 
-/// Choices an expert, if all have as many, up to which chunks of eight are the faster: beside
+/// Choices an expert, if all have as many, below which chunks of eight are the faster: beside
 /// [`many`], and beside [`wgmma`].
 const FEW_ROWS: usize = 4;
 const FEW_ROWS_BESIDE_WGMMA: usize = 1;
@@ -241,7 +241,7 @@ impl ExpertLinear {
         let has_wgmma = gpu.target == Target::Sm90a && self.stored == Stored::Dense;
         let few_rows = if has_wgmma { FEW_ROWS_BESIDE_WGMMA } else { FEW_ROWS };
         let is_few = match self.order {
-            SumOrder::Fastest => self.num_choices() <= few_rows * self.num_experts,
+            SumOrder::Fastest => self.num_choices() < few_rows * self.num_experts,
             SumOrder::SmallBatch => true,
             SumOrder::Tiles => false,
         };
