@@ -94,11 +94,11 @@ fn family(name: &'static str) {
 }
 
 /// The one fusion on, and it alone off.
-fn by_itself(name: &str) {
+fn by_itself(name: &str, golden: &'static str) {
     let others = Fusion::NAMES.into_iter().filter(|&other| other != name);
     let all_but: Fusion = others.collect::<Vec<_>>().join(",").parse().unwrap();
     let fusions = [name.parse().unwrap(), all_but];
-    let golden = Golden::open("llama-bias");
+    let golden = Golden::open(golden);
     golden.check(&fusions.map(on_the_cpu), 1e-4);
     golden.check(&fusions.map(emulated), 1e-2);
 }
@@ -133,6 +133,12 @@ fn qwen3_fused_and_unfused() {
     family("qwen3");
 }
 
+/// Half of a head is rotated.
+#[test]
+fn glm4_moe_fused_and_unfused() {
+    family("glm4-moe");
+}
+
 /// Norms after the branches, two rotary embeddings.
 #[test]
 fn olmo3_fused_and_unfused() {
@@ -147,22 +153,27 @@ fn ministral3_fused_and_unfused() {
 
 #[test]
 fn norm_and_gemm_by_itself() {
-    by_itself("norm_gemm");
+    by_itself("norm_gemm", "llama-bias");
 }
 
 #[test]
 fn gemm_and_swiglu_by_itself() {
-    by_itself("gemm_swiglu");
+    by_itself("gemm_swiglu", "llama-bias");
 }
 
 #[test]
 fn rope_and_append_by_itself() {
-    by_itself("rope_append");
+    by_itself("rope_append", "llama-bias");
 }
 
 #[test]
 fn residual_by_itself() {
-    by_itself("residual");
+    by_itself("residual", "llama-bias");
+}
+
+#[test]
+fn qk_norm_by_itself() {
+    by_itself("qk_norm", "qwen3");
 }
 
 /// All of a golden's tokens, beyond a window and with other bits than the others' in the cache.

@@ -174,10 +174,12 @@ fn a_fused_plan_gives_the_same_bits() {
             };
             let fused = plan.fused(|_| true);
             assert_eq!(fused.check(), Ok(()));
-            let Config { ref layers, norms, query_scaling, experts, .. } = *model.config();
+            let Config { ref layers, norms, query_scaling, experts, qk_norm, .. } = *model.config();
             let shared = experts.and_then(|experts| experts.shared_intermediate_size);
             let of_layer = |layer: &LayerConfig| {
-                let of_rope = if layer.rope.is_some() && query_scaling.is_none() { 2 } else { 0 };
+                let of_heads = if qk_norm == Some(QkNorm::PerHead) { 2 } else { 0 };
+                let is_rotated = layer.rope.is_some() && query_scaling.is_none();
+                let of_rope = if is_rotated { 2 + of_heads } else { 0 };
                 // Of attention: its norm, and its residual.
                 let of_norms = if norms == NormPlacement::Before { 2 } else { 0 };
                 let of_mlp = match layer.has_experts {
@@ -189,7 +191,7 @@ fn a_fused_plan_gives_the_same_bits() {
             };
             let expected: usize = layers.iter().map(of_layer).sum();
             let fewer = plan.ops.len() - fused.ops.len();
-            let what = "the gate; two norms and two residuals; RoPE and append; of experts theirs and the shared one's";
+            let what = "the gate; two norms and two residuals; QK-norm, RoPE and append; of experts theirs and the shared one's";
             assert_eq!(fewer, expected, "{}: {what}", path.display());
             let same = cpu_logits(&model, &fused) == cpu_logits(&model, &plan);
             assert!(same, "{} in {precision}", path.display());

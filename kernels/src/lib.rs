@@ -23,6 +23,7 @@ pub mod gemm;
 
 pub mod kv_cache;
 pub mod place_columns;
+pub mod qk_norm;
 pub mod quantise_rows;
 pub mod rms_norm;
 pub mod rope;

@@ -36,7 +36,7 @@ pub(crate) const fn num_segments(group_size: u32) -> u32 {
 
 /// The sum of squares of a lane's columns.
 #[inline(always)]
-fn lane_square_sum(values: &Vector) -> f32 {
+pub(crate) fn lane_square_sum(values: &Vector) -> f32 {
     let mut sum = 0.0;
     for &value in values {
         sum = math::fma(value, value, sum);

@@ -1,16 +1,23 @@
 //! Rotary embedding and KV cache append, [`rope`] and [`kv_append`] fused: Q is rotated in place,
-//! the rotated K and V go to the cache. The rotated K is stored nowhere else.
+//! the rotated K and V go to the cache. The rotated K is stored nowhere else. Optionally after
+//! [`qk_norm`].
 //!
 //! Shapes    q `[num_tokens, num_heads * head_dim]`, k, v `[num_tokens, num_kv_heads * head_dim]`
 //!           with row strides; pools, slot_mapping, positions and table as in those two.
 //! Launch    grid `(max_tokens, vectors of a token / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`;
 //!           a vector is eight pairs of a head of Q or K, or eight columns that are only copied.
-//! Numerics  bit-identical to the two: k is of the cache's type or f32, so it is rounded once.
+//!           With a norm [`Vectors::lanes`] neighbouring threads take a head, each two vectors.
+//! Numerics  bit-identical to the two, or three: k is of the cache's type or f32, so it is rounded
+//!           once after the rotation.
 //! Bound     memory: a load and a store for each column of q, k and v.
 //!
 //! [`rope`]: crate::rope
 //! [`kv_append`]: crate::kv_cache
+//! [`qk_norm`]: crate::qk_norm
 
+mod normed;
+
+use self::normed::Head;
 use crate::element::{Columns, Number, VEC_ELEMS};
 use crate::kv_cache::{PAGE_SIZE, row_start};
 use crate::rope::rotated;
@@ -29,20 +36,27 @@ const NUM_THREADS: u32 = 128;
 ///    `v` hold elements `T`, the pools `C`.
 /// 2. `rotary_dim` is even and at most `head_dim`.
 /// 3. `q` and the pools overlap nothing else.
-/// 4. If `aligned` is not 0, each head is 16-byte aligned in `q`, `k`, `v` and the pools, and so is
-///    `table`.
+/// 4. If `aligned` is not 0, each head is 16-byte aligned in `q`, `k`, `v` and the pools, and so are
+///    `table`, `q_norm` and `k_norm`.
+/// 5. If `NORMED`, `q_norm` and `k_norm` hold `head_dim` elements, and [`Vectors::lanes`] are at most
+///    a warp's.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     overlaps,
     instances(
-        rope_append_f32 = <f32, f32>,
-        rope_append_f16 = <f16, f16>,
-        rope_append_bf16 = <bf16, bf16>,
-        rope_append_f32_f16 = <f32, f16>,
-        rope_append_f32_bf16 = <f32, bf16>
+        rope_append_f32 = <f32, f32, false>,
+        rope_append_f16 = <f16, f16, false>,
+        rope_append_bf16 = <bf16, bf16, false>,
+        rope_append_f32_f16 = <f32, f16, false>,
+        rope_append_f32_bf16 = <f32, bf16, false>,
+        norm_rope_append_f32 = <f32, f32, true>,
+        norm_rope_append_f16 = <f16, f16, true>,
+        norm_rope_append_bf16 = <bf16, bf16, true>,
+        norm_rope_append_f32_f16 = <f32, f16, true>,
+        norm_rope_append_f32_bf16 = <f32, bf16, true>
     )
 )]
-pub unsafe fn rope_append<T: Number, C: Number>(
+pub unsafe fn rope_append<T: Number, C: Number, const NORMED: bool>(
     num_tokens: Global<u32>,
     positions: Global<u32>,
     slot_mapping: Global<u32>,
@@ -60,6 +74,9 @@ pub unsafe fn rope_append<T: Number, C: Number>(
     k_pool: GlobalMut<()>,
     v_pool: GlobalMut<()>,
     aligned: u32,
+    q_norm: Global<f32>,
+    k_norm: Global<f32>,
+    norm_eps: f32,
 ) {
     let token = thread::block_idx_x() as usize;
     let vector = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
@@ -80,6 +97,31 @@ pub unsafe fn rope_append<T: Number, C: Number>(
         let slot = slot_mapping.get(token);
         let slot_start =
             |head| row_start(slot / PAGE_SIZE, slot % PAGE_SIZE, head, num_kv_heads, head_dim);
+
+        if NORMED {
+            let lanes = vectors.lanes();
+            let (head, lane) = (vector >> lanes.trailing_zeros(), vector & (lanes - 1));
+            let (is_q, is_k) = (head < num_heads, head < num_heads + num_kv_heads);
+            let (x, stride, first, weight) = match (is_q, is_k) {
+                (true, _) => (q.as_global(), q_stride, 0, Some(q_norm)),
+                (_, true) => (k, k_stride, num_heads, Some(k_norm)),
+                _ => (v, v_stride, num_heads + num_kv_heads, None),
+            };
+            let exists = head < num_heads + 2 * num_kv_heads;
+            let (head, aligned) = (head - first, aligned != 0);
+            let row = x.cast::<T>().wrapping_add(start(stride, head));
+            let angles = table.add(positions.get(token) as usize * rotary_dim as usize);
+            let (columns, values) =
+                Head { row, exists, weight, head_dim, rotary_dim, lane, lanes, aligned }
+                    .load(angles, norm_eps);
+            if is_q {
+                normed::store(q.cast::<T>().add(start(q_stride, head)), columns, values);
+            } else if exists {
+                let pool = if is_k { k_pool } else { v_pool };
+                normed::store(pool.cast::<C>().add(slot_start(head)), columns, values);
+            }
+            return;
+        }
 
         // 1. Pairs of Q, then of K.
         if vector < num_rotated {
@@ -145,6 +187,12 @@ impl Vectors {
             head: head_dim.div_ceil(VEC_ELEMS),
         }
     }
+
+    /// Threads of a head that is normalised: a power of two.
+    #[inline(always)]
+    fn lanes(&self) -> u32 {
+        (self.pairs + self.rest).next_power_of_two()
+    }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -157,7 +205,9 @@ mod launcher {
     use crate::Rows;
     use crate::element::{NarrowedFrom, Narrowing, Number, VEC_ELEMS};
     use crate::operand::{is_aligned, untyped};
+    use crate::qk_norm::{MAX_HEAD_DIM, QkNorm};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+    use cuda_std::warp::WARP_SIZE;
 
     /// Rotary embedding of the first `rotary_dim` columns of each head of Q and K, and append of K
     /// and V to a layer of the cache.
@@ -184,6 +234,8 @@ mod launcher {
         pub slot_mapping: DevicePtr<u32>,
         /// `[max_positions, rotary_dim]`: cosines, then sines.
         pub table: DevicePtr<f32>,
+        /// The norm of Q and K before the rotation.
+        pub norm: QkNorm,
         /// `[max_tokens, num_heads * head_dim]`, rotated in place.
         pub q: Rows<T>,
         /// `[max_tokens, num_kv_heads * head_dim]`.
@@ -201,27 +253,33 @@ mod launcher {
         /// token count on the device.
         ///
         /// # Errors
-        /// [`LaunchError`] for a `rotary_dim` that is odd or beyond `head_dim`, and for sizes
-        /// beyond a grid or a `u32`.
+        /// [`LaunchError`] for a `rotary_dim` that is odd or beyond `head_dim`, for sizes beyond a
+        /// grid or a `u32`, and for a norm of heads that [`RopeAppend::normalises`] not.
         pub fn launch<T: Number, C: NarrowedFrom<T>>(
             &self,
             num_tokens: DevicePtr<u32>,
             operands: &RopeAppendOperands<T, C>,
         ) -> Result<Option<Launch>, LaunchError> {
-            let RopeAppendOperands { q, k, v, k_pool, v_pool, table, .. } = *operands;
-            let geometry = self.geometry()?;
+            let RopeAppendOperands { q, k, v, k_pool, v_pool, table, norm, .. } = *operands;
+            let is_normed = !norm.is_none();
+            let geometry = self.geometry(is_normed)?;
             let [q_stride, k_stride, v_stride] =
                 [q.stride_arg()?, k.stride_arg()?, v.stride_arg()?];
             let aligned = self.head_dim.is_multiple_of(VEC_ELEMS as usize)
                 && [q, k, v].iter().all(Rows::is_aligned)
                 && [k_pool, v_pool].into_iter().all(is_aligned)
-                && is_aligned(table);
-            let instance = match C::NARROWING {
-                Narrowing::F32 => Instance::rope_append_f32,
-                Narrowing::F16 => Instance::rope_append_f16,
-                Narrowing::BF16 => Instance::rope_append_bf16,
-                Narrowing::F32ToF16 => Instance::rope_append_f32_f16,
-                Narrowing::F32ToBF16 => Instance::rope_append_f32_bf16,
+                && [table, norm.q, norm.k].into_iter().all(is_aligned);
+            let instance = match (C::NARROWING, is_normed) {
+                (Narrowing::F32, false) => Instance::rope_append_f32,
+                (Narrowing::F16, false) => Instance::rope_append_f16,
+                (Narrowing::BF16, false) => Instance::rope_append_bf16,
+                (Narrowing::F32ToF16, false) => Instance::rope_append_f32_f16,
+                (Narrowing::F32ToBF16, false) => Instance::rope_append_f32_bf16,
+                (Narrowing::F32, true) => Instance::norm_rope_append_f32,
+                (Narrowing::F16, true) => Instance::norm_rope_append_f16,
+                (Narrowing::BF16, true) => Instance::norm_rope_append_bf16,
+                (Narrowing::F32ToF16, true) => Instance::norm_rope_append_f32_f16,
+                (Narrowing::F32ToBF16, true) => Instance::norm_rope_append_f32_bf16,
             };
             Ok(geometry.map(|geometry| {
                 rope_append::Args {
@@ -242,12 +300,23 @@ mod launcher {
                     k_pool: untyped(k_pool),
                     v_pool: untyped(v_pool),
                     aligned: aligned.into(),
+                    q_norm: norm.q,
+                    k_norm: norm.k,
+                    norm_eps: norm.eps,
                 }
                 .launch(instance, geometry)
             }))
         }
 
-        fn geometry(&self) -> Result<Option<Geometry>, LaunchError> {
+        /// Whether a warp has room for a head that is normalised.
+        pub fn normalises(&self) -> bool {
+            let &RopeAppend { head_dim, rotary_dim, .. } = self;
+            head_dim <= MAX_HEAD_DIM
+                && rotary_dim <= head_dim
+                && Vectors::new(rotary_dim as u32, head_dim as u32).lanes() <= WARP_SIZE
+        }
+
+        fn geometry(&self, is_normed: bool) -> Result<Option<Geometry>, LaunchError> {
             let &RopeAppend { max_tokens, num_heads, num_kv_heads, head_dim, rotary_dim } = self;
             if rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
                 return Err(LaunchError::Shape {
@@ -256,12 +325,21 @@ mod launcher {
                     expected: "an even number, at most head_dim",
                 });
             }
+            if is_normed && !self.normalises() {
+                let expected = "at most 256 to be normalised, as vectors of pairs and of the rest \
+                                for the lanes of a warp";
+                return Err(LaunchError::Shape { what: "head_dim", value: head_dim, expected });
+            }
             // The columns of a token, an upper bound of its vectors.
             let num_all_heads = num_heads.saturating_add(num_kv_heads.saturating_mul(2));
             arg_u32("row width", num_all_heads.max(1).saturating_mul(head_dim))?;
-            let Vectors { pairs, rest, head } = Vectors::new(rotary_dim as u32, head_dim as u32);
+            let vectors = Vectors::new(rotary_dim as u32, head_dim as u32);
+            let Vectors { pairs, rest, head } = vectors;
             let [pairs, rest, head] = [pairs, rest, head].map(|vectors| vectors as usize);
-            let vectors = (num_heads + num_kv_heads) * pairs + num_kv_heads * (rest + head);
+            let vectors = match is_normed && head_dim > 0 {
+                true => num_all_heads * vectors.lanes() as usize,
+                false => (num_heads + num_kv_heads) * pairs + num_kv_heads * (rest + head),
+            };
             let grid = [max_tokens, vectors.div_ceil(NUM_THREADS as usize), 1];
             Geometry::new(grid, NUM_THREADS as usize, 0)
         }

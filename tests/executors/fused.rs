@@ -1,9 +1,10 @@
-//! What executors may fuse: linear layers with a norm before and a gate after, and RoPE at the
-//! append.
+//! What executors may fuse: linear layers with a norm before and a gate after, and QK-norm and RoPE
+//! at the append.
 
 use halfwarp::exec::{ExecError, Want};
 use halfwarp::plan::{
-    Activation, Attention, Constant, Dtype, KvLayout, Linear, Op, Plan, Precision, RopeAppend, Rows,
+    Activation, Attention, Constant, Dtype, KvLayout, Linear, Op, Plan, Precision, QkNorm,
+    RopeAppend, Rows,
 };
 use libtest_mimic::Completion;
 use std::iter;
@@ -87,21 +88,25 @@ pub fn tests() -> Vec<Test> {
             }
         }
     }
-    let mut add_rope = |precision: Precision, (rows, heads): RopeShape, f32_rows: bool| {
+    let mut add_rope = |precision: Precision, (rows, heads): RopeShape, f32_rows, has_norm| {
         let (num_heads, num_kv_heads, head_dim, rotary_dim) = heads;
         let from = if f32_rows { "_from_f32" } else { "" };
+        let norm = if has_norm { "norm_" } else { "" };
         let name = format!(
-            "rope_append::is_rope_and_append_{rows}x{num_heads}x{num_kv_heads}x{head_dim}_rotary_{rotary_dim}{from}{}",
+            "rope_append::is_{norm}rope_and_append_{rows}x{num_heads}x{num_kv_heads}x{head_dim}_rotary_{rotary_dim}{from}{}",
             suffix(precision)
         );
         tests.push(Test::new(name, move |backend| {
-            is_rope_and_append(backend, &Rotated { precision, rows, heads, f32_rows })
+            is_rope_and_append(backend, &Rotated { precision, rows, heads, f32_rows, has_norm })
         }));
     };
-    ROPE_SHAPES.iter().for_each(|&shape| add_rope(Precision::F32, shape, false));
-    for precision in HALVES {
-        HALF_ROPE_SHAPES.iter().for_each(|&shape| add_rope(precision, shape, false));
-        add_rope(precision, HALF_ROPE_SHAPES[1], true);
+    for has_norm in [false, true] {
+        ROPE_SHAPES.iter().for_each(|&shape| add_rope(Precision::F32, shape, false, has_norm));
+        for precision in HALVES {
+            let shapes = HALF_ROPE_SHAPES.iter();
+            shapes.for_each(|&shape| add_rope(precision, shape, false, has_norm));
+            add_rope(precision, HALF_ROPE_SHAPES[1], true, has_norm);
+        }
     }
     tests
 }
@@ -188,6 +193,8 @@ struct Rotated {
     heads: (usize, usize, usize, usize),
     /// Whether they are of f32, and rounded by the append.
     f32_rows: bool,
+    /// Whether heads are normalised before.
+    has_norm: bool,
 }
 
 impl Rotated {
@@ -211,10 +218,18 @@ impl Rotated {
             cols: table.cols,
             data: table.data.into(),
         });
+        let norm = self.has_norm.then(|| {
+            let mut weight = |name, seed| setup.vector(name, &Matrix::random(seed, 1, head_dim));
+            QkNorm { q: weight("q_norm", 3), k: weight("k_norm", 4), eps: EPS }
+        });
         if fused {
-            let op = RopeAppend { layer: 0, q, k, v, table, head_dim };
+            let op = RopeAppend { layer: 0, norm, q, k, v, table, head_dim };
             setup.plan.op(Op::RopeAppend(op));
         } else {
+            if let Some(QkNorm { q: of_q, k: of_k, eps }) = norm {
+                setup.plan.op(Op::RmsNorm { x: q, weight: of_q, out: q, eps });
+                setup.plan.op(Op::RmsNorm { x: k, weight: of_k, out: k, eps });
+            }
             // With an operation in between, so that no executor fuses them.
             let x = qkv.columns(0, q_width + kv_width);
             setup.plan.op(Op::Rope { x, table, head_dim });

@@ -4,7 +4,7 @@ use cuda_std::E4m3;
 use halfwarp::Model;
 use halfwarp::plan::{
     Activation, AppendAttention, Attention, ConstantId, ExpertGate, ExpertLinear, Groups, Linear,
-    Norm, Op, Plan, RopeAppend, Route, Scores, View, Weight, WeightId, WeightSource,
+    Norm, Op, Plan, QkNorm, RopeAppend, Route, Scores, View, Weight, WeightId, WeightSource,
 };
 use std::collections::BTreeMap;
 
@@ -90,7 +90,11 @@ impl<'a> Interpreter<'a> {
                 let kv = (self.read(k), self.read(v));
                 self.cache.insert(layer, kv);
             }
-            Op::RopeAppend(RopeAppend { layer, q, k, v, table, head_dim }) => {
+            Op::RopeAppend(RopeAppend { layer, norm, q, k, v, table, head_dim }) => {
+                if let Some(QkNorm { q: of_q, k: of_k, eps }) = norm {
+                    self.op(&Op::RmsNorm { x: q, weight: of_q, out: q, eps });
+                    self.op(&Op::RmsNorm { x: k, weight: of_k, out: k, eps });
+                }
                 let kv = (self.rotated(k, table, head_dim), self.read(v));
                 self.cache.insert(layer, kv);
                 let data = self.rotated(q, table, head_dim);

@@ -178,8 +178,10 @@ impl Plan {
                 }
             }
         }
-        if let Some(RopeAppend { q, k, .. }) = op.rope_append() {
-            cost.flops += ROPE_FLOPS * (self.view_elems(*q, shape) + self.view_elems(*k, shape));
+        if let Some(RopeAppend { norm, q, k, .. }) = op.rope_append() {
+            let norm = if norm.is_some() { NORM_FLOPS } else { 0 };
+            cost.flops +=
+                (ROPE_FLOPS + norm) * (self.view_elems(*q, shape) + self.view_elems(*k, shape));
         }
         if let Some(attention) = op.attention() {
             cost.read_bytes += kv_row_bytes * shape.positions(attention);

@@ -9,6 +9,7 @@
 //! | linear layer to f32 | residual added to it | [`Linear::residual`]: the output before it |
 //! | all-reduce | residual that the sum is added to, and its norm | [`AllReduce`]: the sum |
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
+//! | RMSNorms of the heads of Q and of K | that | [`RopeAppend::norm`]: the heads before RoPE |
 //! | that | attention | [`AppendAttention`]: the rotated Q |
 //!
 //! [`Numerics::fusion`](super::Numerics::fusion) says which of them a plan may have. A fused plan
@@ -19,7 +20,7 @@
 use super::memory::{Lifetime, lifetimes};
 use super::{
     Activation, AllReduce, AppendAttention, Attention, Dtype, ExpertGate, ExpertLinear, Fusion,
-    Linear, Norm, Op, Plan, RopeAppend, View,
+    Linear, Norm, Op, Plan, QkNorm, RopeAppend, View,
 };
 
 impl Plan {
@@ -42,6 +43,12 @@ impl Plan {
                 (Some(pair), Some(last)) => *last = pair,
                 _ => ops.push(op.clone()),
             }
+            if let [.., q, k, append] = &ops[..]
+                && let Some(fused) = pass.qk_norm([q, k], append).filter(&takes)
+            {
+                ops.truncate(ops.len() - 3);
+                ops.push(fused);
+            }
         }
         Plan { ops, ..self.clone() }
     }
@@ -56,7 +63,8 @@ impl Pass<'_> {
     /// What `first`, which may be fused already, and `second`, operation `index`, are together.
     /// They are neighbours: nothing between them changes what either of them reads.
     fn pair(&self, first: &Op, second: &Op, index: usize) -> Option<Op> {
-        let Fusion { norm_gemm, gemm_swiglu, rope_append, residual } = self.plan.numerics.fusion;
+        let Fusion { norm_gemm, gemm_swiglu, rope_append, residual, .. } =
+            self.plan.numerics.fusion;
         match (first, second) {
             (&Op::RmsNorm { x, weight, out, eps }, Op::Linear(linear))
                 if norm_gemm && linear.x == out =>
@@ -93,7 +101,7 @@ impl Pass<'_> {
             }
             (&Op::Rope { x, table, head_dim }, &Op::KvAppend { layer, k, v }) if rope_append => {
                 let q = rotated_before(x, k)?;
-                let op = RopeAppend { layer, q, k, v, table, head_dim };
+                let op = RopeAppend { layer, norm: None, q, k, v, table, head_dim };
                 self.rope_append(x, op, index)
             }
             (&Op::RopeAppend(append), &Op::Attention(attention)) if rope_append => {
@@ -188,6 +196,27 @@ impl Pass<'_> {
             && !op.v.overlaps(rotated)
             && !self.is_read_after(index, op.k);
         fits.then_some(Op::RopeAppend(op))
+    }
+
+    /// The norms of the heads that `append` rotates, which are those before it. K stays as it is
+    /// in memory: nothing reads it after the append.
+    fn qk_norm(&self, norms: [&Op; 2], append: &Op) -> Option<Op> {
+        let &Op::RopeAppend(append @ RopeAppend { norm: None, q, k, head_dim, .. }) = append else {
+            return None;
+        };
+        let [
+            &Op::RmsNorm { x: of_q, weight: q_weight, out: q_out, eps },
+            &Op::RmsNorm { x: of_k, weight: k_weight, out: k_out, eps: k_eps },
+        ] = norms
+        else {
+            return None;
+        };
+        let fits = self.plan.numerics.fusion.qk_norm
+            && [of_q, q_out, of_k, k_out] == [q, q, k, k]
+            && [q_weight, k_weight].iter().all(|&id| self.plan.weight(id).cols == head_dim)
+            && eps == k_eps;
+        let norm = Some(QkNorm { q: q_weight, k: k_weight, eps });
+        fits.then_some(Op::RopeAppend(RopeAppend { norm, ..append }))
     }
 
     /// Q stays unrotated in memory, likewise.

@@ -15,6 +15,8 @@ pub struct Fusion {
     pub rope_append: bool,
     /// The residual as the epilogue of the linear layer that is added to it.
     pub residual: bool,
+    /// RMSNorm of the heads of Q and K with their RoPE and append, where those are fused.
+    pub qk_norm: bool,
 }
 
 /// A name that is no fusion's.
@@ -24,19 +26,30 @@ pub struct UnknownFusion(String);
 
 impl Fusion {
     /// Every fusion.
-    pub const ALL: Fusion =
-        Fusion { norm_gemm: true, gemm_swiglu: true, rope_append: true, residual: true };
+    pub const ALL: Fusion = Fusion {
+        norm_gemm: true,
+        gemm_swiglu: true,
+        rope_append: true,
+        residual: true,
+        qk_norm: true,
+    };
 
     /// No fusion.
-    pub const NONE: Fusion =
-        Fusion { norm_gemm: false, gemm_swiglu: false, rope_append: false, residual: false };
+    pub const NONE: Fusion = Fusion {
+        norm_gemm: false,
+        gemm_swiglu: false,
+        rope_append: false,
+        residual: false,
+        qk_norm: false,
+    };
 
     /// The names of the fusions.
-    pub const NAMES: [&str; 4] = ["norm_gemm", "gemm_swiglu", "rope_append", "residual"];
+    pub const NAMES: [&str; 5] = ["norm_gemm", "gemm_swiglu", "rope_append", "residual", "qk_norm"];
 
     fn get_mut(&mut self, name: &str) -> Option<&mut bool> {
-        let Fusion { norm_gemm, gemm_swiglu, rope_append, residual } = self;
-        let fusions = Self::NAMES.into_iter().zip([norm_gemm, gemm_swiglu, rope_append, residual]);
+        let Fusion { norm_gemm, gemm_swiglu, rope_append, residual, qk_norm } = self;
+        let all = [norm_gemm, gemm_swiglu, rope_append, residual, qk_norm];
+        let fusions = Self::NAMES.into_iter().zip(all);
         fusions.into_iter().find(|&(other, _)| other == name).map(|(_, is_on)| is_on)
     }
 }
@@ -96,7 +109,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_read_back() {
-        for bits in 0..16 {
+        for bits in 0..32 {
             let mut fusion = Fusion::NONE;
             for (bit, name) in Fusion::NAMES.into_iter().enumerate() {
                 *fusion.get_mut(name).unwrap() = bits >> bit & 1 == 1;

@@ -269,12 +269,25 @@ pub struct Norm {
     pub eps: f32,
 }
 
-/// [`Op::Rope`] of `q` and `k`, then [`Op::KvAppend`] of `k` and `v`, to the same bits; but the
-/// rotated `k` goes to the cache alone.
+/// RMSNorm of each head of Q and of K, in place: two [`Op::RmsNorm`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QkNorm {
+    /// `[head_dim]`.
+    pub q: WeightId,
+    /// `[head_dim]`.
+    pub k: WeightId,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+/// [`QkNorm`], if there is one, [`Op::Rope`] of `q` and `k`, then [`Op::KvAppend`] of `k` and `v`, to
+/// the same bits; but the rotated `k` goes to the cache alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeAppend {
     /// Layer of the cache.
     pub layer: usize,
+    /// Norm before the rotation.
+    pub norm: Option<QkNorm>,
     /// `[tokens, num_heads * head_dim]`, rotated in place.
     pub q: View,
     /// `[tokens, num_kv_heads * head_dim]`; stays as it is.
@@ -357,9 +370,11 @@ impl Op {
             Op::ExpertLinear(_) => "expert_linear",
             Op::Rope { .. } => "rope",
             Op::KvAppend { .. } => "kv_append",
-            Op::RopeAppend(_) => "rope_append",
+            Op::RopeAppend(RopeAppend { norm: None, .. }) => "rope_append",
+            Op::RopeAppend(_) => "norm_rope_append",
             Op::Attention(_) => "attention",
-            Op::AppendAttention(_) => "append_attention",
+            Op::AppendAttention(op) if op.append.norm.is_none() => "append_attention",
+            Op::AppendAttention(_) => "norm_append_attention",
             Op::AttentionScores(_) => "attention_scores",
             Op::AttentionSoftmax(_) => "attention_softmax",
             Op::AttentionValues(_) => "attention_values",
@@ -456,8 +471,14 @@ impl Op {
                 [weight].into_iter().chain(others).collect()
             }
             Op::Route(Route { scores: Scores::Sigmoid { bias, .. }, .. }) => vec![bias],
+            Op::RopeAppend(RopeAppend { norm, .. }) => {
+                norm.into_iter().flat_map(|norm| [norm.q, norm.k]).collect()
+            }
+            Op::AppendAttention(AppendAttention { append, attention }) => {
+                let of_norm = Op::RopeAppend(append).weights();
+                of_norm.into_iter().chain(attention.sinks).collect()
+            }
             Op::Attention(Attention { sinks, .. })
-            | Op::AppendAttention(AppendAttention { attention: Attention { sinks, .. }, .. })
             | Op::AttentionSoftmax(MaterializedAttention {
                 attention: Attention { sinks, .. },
                 ..

@@ -73,6 +73,8 @@ pub struct Decoder {
     pub intermediate_size: usize,
     /// Rows of the embedding.
     pub vocab_size: usize,
+    /// Whether heads of Q and K are normalised.
+    pub qk_norm: bool,
 }
 
 impl Decoder {
@@ -87,6 +89,7 @@ impl Decoder {
         head_dim: 8,
         intermediate_size: 16,
         vocab_size: 40,
+        qk_norm: false,
     };
 
     /// Qwen2.5-0.5B, and Phi-3 Mini.
@@ -99,6 +102,7 @@ impl Decoder {
             head_dim: 64,
             intermediate_size: 4864,
             vocab_size: 151_936,
+            qk_norm: false,
         },
         Decoder {
             precision: Precision::F16,
@@ -108,12 +112,13 @@ impl Decoder {
             head_dim: 96,
             intermediate_size: 8192,
             vocab_size: 32_064,
+            qk_norm: false,
         },
     ];
 
     /// A plan whose context is a page. Operations: 0 embedding, 1 norm, 2 qkv, 3 rope, 4 append, 5
     /// attention, 6 onto the residual, 7 norm, 8 gate and up, 9 gate, 10 onto the residual, 11
-    /// gather, 12 norm, 13 logits, 14 sample.
+    /// gather, 12 norm, 13 logits, 14 sample. With QK-norm two more before 3.
     pub fn plan(&self, max_tokens: usize, max_q_len: usize) -> Plan {
         let &Decoder { hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, .. } =
             self;
@@ -132,6 +137,12 @@ impl Decoder {
         let qkv = self.linear(b, "qkv", x, bias, q_width + 2 * kv_width);
         let (q, k) = (qkv.columns(0, q_width), qkv.columns(q_width, kv_width));
         let v = qkv.columns(q_width + kv_width, kv_width);
+        if self.qk_norm {
+            for (x, name) in [(q, "q_norm"), (k, "k_norm")] {
+                let weight = vector(b, name, head_dim);
+                b.op(Op::RmsNorm { x, weight, out: x, eps: 1e-6 });
+            }
+        }
         b.op(Op::Rope { x: qkv.columns(0, q_width + kv_width), table, head_dim });
         b.op(Op::KvAppend { layer: 0, k, v });
         let out = self.operand(b, "attention", Rows::Tokens, q_width);

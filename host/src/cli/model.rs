@@ -82,7 +82,7 @@ pub struct EngineArgs {
     /// The same logits, bit for bit, whatever else is in the batch and however a prompt is chunked
     #[arg(long)]
     pub batch_invariant: bool,
-    /// Fused kernels: on, off, or those that are on: norm_gemm,gemm_swiglu,rope_append,residual
+    /// Fused kernels: on, off, or those that are on: norm_gemm,gemm_swiglu,rope_append,residual,qk_norm
     #[arg(long, value_name = "FUSION", default_value_t = Fusion::ALL)]
     fusion: Fusion,
     /// How attention is computed

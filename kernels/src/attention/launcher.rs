@@ -4,6 +4,7 @@ use super::tile::{AttentionElement, PANEL_COLUMNS};
 use crate::Rows;
 use crate::kv_cache::PAGE_SIZE;
 use crate::operand::is_aligned;
+use crate::qk_norm::QkNorm;
 use cuda_std::launch::{DevicePtr, LaunchError, arg_u32};
 
 mod decode;
@@ -86,7 +87,7 @@ pub struct AttentionOperands<E = f32> {
     pub sinks: DevicePtr<f32>,
 }
 
-/// The operands of a fused rotation and append: `q` is not rotated yet, and the previous launch
+/// The operands of a fused norm, rotation and append: `q` is not rotated yet, and the previous launch
 /// does not write to the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Append<E = f32> {
@@ -98,6 +99,8 @@ pub struct Append<E = f32> {
     pub table: DevicePtr<f32>,
     /// Columns of a head that are rotated: even.
     pub rotary_dim: usize,
+    /// The norm of Q and K before the rotation.
+    pub norm: QkNorm,
     /// `[tokens, num_kv_heads * head_dim]`.
     pub k: Rows<E>,
     /// `[tokens, num_kv_heads * head_dim]`.
@@ -111,6 +114,7 @@ impl<E> Append<E> {
         slot_mapping: DevicePtr::null(),
         table: DevicePtr::null(),
         rotary_dim: 0,
+        norm: QkNorm::NONE,
         k: Rows::new(DevicePtr::null(), 0),
         v: Rows::new(DevicePtr::null(), 0),
     };

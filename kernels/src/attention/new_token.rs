@@ -1,11 +1,13 @@
-//! Fused append: rotary embedding of a new token's Q and K, which are stored to the tiles in shared
-//! memory with its V, and the append of K and V to the cache. The bits are those of
-//! [`rope_append`].
+//! Fused append: QK-norm and rotary embedding of a new token's Q and K, which are stored to the tiles
+//! in shared memory with its V, and the append of K and V to the cache. The bits are those of
+//! [`qk_norm`] and [`rope_append`].
 //!
 //! [`rope_append`]: crate::rope_append
 
 use super::tile::{NUM_THREADS, tile_offset};
-use crate::element::Number;
+use crate::element::{Number, VEC_ELEMS};
+use crate::qk_norm::{self, Weights, normed};
+use crate::rms_norm::lane_square_sum;
 use crate::rope::rotate;
 use cuda_std::prelude::*;
 
@@ -97,6 +99,7 @@ pub(super) struct NewRow<E> {
 pub(super) struct NewToken<E> {
     /// The block's query heads, contiguous.
     pub q: Global<E>,
+    pub norm: Weights,
     pub heads: u32,
     pub smem_q: Shared<E>,
     /// Rows of the tile of Q.
@@ -113,26 +116,80 @@ impl<E: Number> NewToken<E> {
     ///
     /// # Safety
     /// 1. All threads of the block call this; no other thread accesses what it writes before a barrier.
-    /// 2. Every row holds `head_dim` elements.
+    /// 2. Every row holds `head_dim` elements; with a norm those of 16 bits are 16-byte aligned, and
+    ///    both weights hold as many.
     #[inline(always)]
     pub unsafe fn store(&self, pair: &Pair) {
         let threads_of_row = Pair::threads_of_row(pair.head_dim);
         let row_step = NUM_THREADS / threads_of_row;
         let num_rows = self.heads + if self.kv.is_some() { 2 } else { 0 };
-        let mut first = thread::thread_idx_x() / threads_of_row;
-        while first < num_rows {
+        // All threads of a warp stay together, for the norm.
+        let mut first_of_block = 0;
+        while first_of_block < num_rows {
+            let first = first_of_block + thread::thread_idx_x() / threads_of_row;
             let mut values = [[0.0; 2]; BATCH];
             unroll!(i in 0..4, {
                 let row = first + i as u32 * row_step;
                 // SAFETY: inside, by the condition.
                 values[i] = unsafe { pair.load(self.source(row, pair.head_dim), row < num_rows) };
             });
+            if !self.norm.q.is_null() {
+                // SAFETY: the caller's promise.
+                values = unsafe { self.normed(pair, first, row_step, values) };
+            }
             unroll!(i in 0..4, {
                 // SAFETY: the caller's promise; a row is one thread's for each pair.
                 unsafe { self.store_row(first + i as u32 * row_step, pair, values[i]) };
             });
-            first += BATCH as u32 * row_step;
+            first_of_block += BATCH as u32 * row_step;
         }
+    }
+
+    /// The thread's columns of its rows from `first` on, those of Q and K normalised.
+    ///
+    /// # Safety
+    /// As [`NewToken::store`].
+    #[inline(always)]
+    unsafe fn normed(
+        &self,
+        pair: &Pair,
+        first: u32,
+        row_step: u32,
+        mut values: [[f32; 2]; BATCH],
+    ) -> [[f32; 2]; BATCH] {
+        let &Pair { head_dim, .. } = pair;
+        // A row's warps each sum all of it.
+        let lanes = Pair::threads_of_row(head_dim).min(warp::WARP_SIZE);
+        let vector = thread::thread_idx_x() & (lanes - 1);
+        let num_normed = self.heads + u32::from(self.kv.is_some());
+        // SAFETY: the caller's promise; the first row exists, and so does its first vector.
+        unsafe {
+            let (q_weight, k_weight) = (pair.load(self.norm.q, true), pair.load(self.norm.k, true));
+            let mut square_sums = [0.0; BATCH];
+            unroll!(i in 0..4, {
+                let row = first + i as u32 * row_step;
+                let exists = row < num_normed && vector * VEC_ELEMS < head_dim;
+                let (row, vector) = if exists { (row, vector) } else { (0, 0) };
+                let head = self.source(row, head_dim);
+                // Without a branch, so that all loads are in flight at once.
+                let elems = match size_of::<E>() {
+                    2 => E::load_vector(head, (vector * VEC_ELEMS) as usize),
+                    _ => qk_norm::load_vector(head, vector, head_dim),
+                };
+                square_sums[i] = if exists { lane_square_sum(&elems) } else { 0.0 };
+            });
+            let scales = qk_norm::scales(square_sums, lanes, head_dim, self.norm.eps);
+            unroll!(i in 0..4, {
+                let row = first + i as u32 * row_step;
+                let weight = if row < self.heads { q_weight } else { k_weight };
+                if row < num_normed {
+                    let [a, b] = values[i];
+                    values[i] =
+                        [normed::<E>(a, weight[0], scales[i]), normed::<E>(b, weight[1], scales[i])];
+                }
+            });
+        }
+        values
     }
 
     /// Row `row` of: the query heads, K, V.

@@ -1,5 +1,5 @@
-//! KV cache append to pools of any [`CacheType`], with or without rotary embedding: as [`kv_append`]
-//! and [`rope_append`], and before the quantisation the same bits.
+//! KV cache append to pools of any [`CacheType`], with or without QK-norm and rotary embedding: as
+//! [`kv_append`] and [`rope_append`], and before the quantisation the same bits.
 //!
 //! Shapes    as in those two; pools of pages as [`CacheType`] says.
 //! Launch    grid `(max_tokens, heads of a token / NUM_WARPS, 1)`, block `(NUM_THREADS, 1, 1)`; a
@@ -16,6 +16,7 @@ use super::format::{
 use super::hadamard::rotate_lanes;
 use super::{CacheType, PAGE_SIZE};
 use crate::element::Number;
+use crate::qk_norm::{normed, scale_of};
 use crate::rope::rotate;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -39,7 +40,8 @@ const _: () = assert!(BLOCK_COLUMNS == warp::WARP_SIZE, "a scale is that of a wa
 /// 1. `num_tokens` is one element; `slot_mapping`, `k` and `v` hold that many, every slot one of
 ///    the pools', no two alike; `k_format` and `v_format` are [`CacheType`]s, and the pools of them.
 /// 2. Either `num_heads` and `rotary_dim` are 0; or `positions` and `q` hold the tokens too, every
-///    position is a row of `table`, and `rotary_dim` is even, at most `head_dim`.
+///    position is a row of `table`, and `rotary_dim` is even, at most `head_dim`. Then `q_norm` and
+///    `k_norm` hold `head_dim` elements, or are null.
 /// 3. `head_dim` is at most 256, and whole blocks of the formats. `q` and the pools overlap nothing
 ///    else; the pools are 4-byte aligned.
 #[kernel(
@@ -70,6 +72,9 @@ pub unsafe fn kv_append_quantised<T: Number>(
     k_format: u32,
     v_pool: GlobalMut<()>,
     v_format: u32,
+    q_norm: Global<f32>,
+    k_norm: Global<f32>,
+    norm_eps: f32,
 ) {
     let token = thread::block_idx_x() as usize;
     let head = thread::block_idx_y() * NUM_WARPS + warp::warp_idx();
@@ -83,13 +88,15 @@ pub unsafe fn kv_append_quantised<T: Number>(
     let start = |stride: u32, head: u32| token * stride as usize + (head * head_dim) as usize;
     // SAFETY: token and head are inside, by the check here.
     unsafe {
-        let rotation = || Rotation {
+        let rotation = |norm_weight| Rotation {
             angles: table.add(positions.get(token) as usize * rotary_dim as usize),
             rotary_dim,
+            norm_weight,
+            norm_eps,
         };
         if head < num_heads {
             let q = q.cast::<T>().add(start(q_stride, head));
-            let row = rotation().load(q.as_global(), head_dim);
+            let row = rotation(q_norm).load(q.as_global(), head_dim);
             // All columns are read before one is written.
             warp::sync_warp();
             row.store_elements(q, head_dim);
@@ -98,8 +105,11 @@ pub unsafe fn kv_append_quantised<T: Number>(
         let kv_head = (head - num_heads) % num_kv_heads;
         let (row, pool, format) = if head < num_heads + num_kv_heads {
             let k = k.cast::<T>().add(start(k_stride, kv_head));
-            let row =
-                if rotary_dim > 0 { rotation().load(k, head_dim) } else { Row::load(k, head_dim) };
+            let row = if rotary_dim > 0 || !k_norm.is_null() {
+                rotation(k_norm).load(k, head_dim)
+            } else {
+                Row::load(k, head_dim)
+            };
             let format = CacheType::from_number(k_format);
             let row = if format.rotates_keys() { row.hadamard(head_dim) } else { row };
             (row, k_pool, format)
@@ -113,28 +123,52 @@ pub unsafe fn kv_append_quantised<T: Number>(
     }
 }
 
-/// The rotation of a position.
+/// The rotation of a position, after the norm of a head; its weight is null without.
 struct Rotation {
     angles: Global<f32>,
     rotary_dim: u32,
+    norm_weight: Global<f32>,
+    norm_eps: f32,
 }
 
 impl Rotation {
+    /// Column `column` of a head before the rotation, whose norm has this scale.
+    ///
+    /// # Safety
+    /// 1. The head, and the norm's weight if there is one, hold the column.
+    #[inline(always)]
+    unsafe fn get<T: Number>(&self, head: Global<T>, column: u32, scale: f32) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let value = head.get(column as usize).to_f32();
+            match self.norm_weight.is_null() {
+                true => value,
+                false => normed::<T>(value, self.norm_weight.get(column as usize), scale),
+            }
+        }
+    }
+
     /// The rotated head, rounded to its type.
     ///
     /// # Safety
-    /// 1. `head` holds `head_dim` elements, at least `rotary_dim`, which are even and `angles`'.
+    /// 1. `head` holds `head_dim` elements, at least `rotary_dim`, which are even and `angles`', and
+    ///    so does the norm's weight, if there is one. The whole warp calls this.
     #[inline(always)]
     unsafe fn load<T: Number>(&self, head: Global<T>, head_dim: u32) -> Row {
         let half = self.rotary_dim / 2;
+        let scale = match self.norm_weight.is_null() {
+            true => 1.0,
+            // SAFETY: the caller's promise.
+            false => unsafe { scale_of(head, head_dim, self.norm_eps) },
+        };
         Row::of(head_dim, |column| {
             // SAFETY: the caller's promise.
             unsafe {
                 if column >= self.rotary_dim {
-                    return head.get(column as usize).to_f32();
+                    return self.get(head, column, scale);
                 }
                 let first = if column < half { column } else { column - half };
-                let pair = [first, first + half].map(|at| head.get(at as usize).to_f32());
+                let pair = [first, first + half].map(|at| self.get(head, at, scale));
                 let angle = [first, first + half].map(|at| self.angles.get(at as usize));
                 let [a, b] = rotate(pair, angle);
                 T::from_f32(if column < half { a } else { b }).to_f32()
@@ -302,6 +336,7 @@ mod launcher {
     use super::{CacheType, MAX_HEAD_DIM, NUM_THREADS, NUM_WARPS, kv_append_quantised};
     use crate::Rows;
     use crate::element::Number;
+    use crate::qk_norm::QkNorm;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
     /// Append of new tokens to a layer of the cache, quantised.
@@ -326,6 +361,8 @@ mod launcher {
         pub table: DevicePtr<f32>,
         /// Columns of a head that are rotated: even.
         pub rotary_dim: usize,
+        /// The norm of Q and K before the rotation.
+        pub norm: QkNorm,
         /// Heads of Q.
         pub num_heads: usize,
         /// `[max_tokens, num_heads * head_dim]`, rotated in place.
@@ -352,10 +389,12 @@ mod launcher {
                 positions: DevicePtr::null(),
                 table: DevicePtr::null(),
                 rotary_dim: 0,
+                norm: QkNorm::NONE,
                 num_heads: 0,
                 q: Rows::new(DevicePtr::null(), 0),
             };
-            let Rotated { positions, table, rotary_dim, num_heads, q } = *rotated.unwrap_or(&none);
+            let Rotated { positions, table, rotary_dim, norm, num_heads, q } =
+                *rotated.unwrap_or(&none);
             if rotary_dim > self.head_dim || !rotary_dim.is_multiple_of(2) {
                 return Err(LaunchError::Shape {
                     what: "rotary_dim",
@@ -395,6 +434,9 @@ mod launcher {
                     k_format,
                     v_pool,
                     v_format,
+                    q_norm: norm.q,
+                    k_norm: norm.k,
+                    norm_eps: norm.eps,
                 }
                 .launch(instance, geometry)
             }))

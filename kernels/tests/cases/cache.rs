@@ -3,10 +3,13 @@
 pub mod quants;
 
 use crate::harness::*;
+use cuda_std::launch::DevicePtr;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::{NarrowedFrom, Number};
 use kernels::kv_cache::{KvAppend, PAGE_SIZE};
+use kernels::qk_norm::QkNorm;
+use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::rope_append::{RopeAppend, RopeAppendOperands};
 use oracle::{Approx, Element, Matrix, Pages, Rng, rope};
@@ -17,6 +20,23 @@ const MAX_POSITIONS: usize = 11;
 
 /// Heads of Q and of K, columns of a head, and those of them that are rotated.
 type Shape = (usize, usize, usize, usize);
+
+/// Normalises heads of Q and of K in place, as launches of their own.
+pub fn norm_heads<T: HostElement>(
+    device: &mut Device,
+    num_tokens: DevicePtr<u32>,
+    (max_rows, group_size): (usize, usize),
+    norm: QkNorm,
+    [q, k]: [(Rows<T>, usize); 2],
+    seed: u64,
+) {
+    for ((x, num_groups), weight) in [(q, norm.q), (k, norm.k)] {
+        let rms_norm = RmsNorm { max_rows, num_groups, group_size, eps: norm.eps };
+        if num_groups > 0 {
+            device.run(rms_norm.launch(num_tokens, x, weight, x), seed);
+        }
+    }
+}
 
 /// Tokens on their way to these slots: rows of Q, K and V side by side, with NaN on either side.
 struct Case<'a> {
@@ -57,10 +77,12 @@ impl<'a> Case<'a> {
         Pages::descending(&[NUM_PAGES * PAGE], PAGE, num_kv_heads, head_dim)
     }
 
-    /// What is left by one launch, or where not `fused` by a rotation and an append.
+    /// What is left by one launch, or where not `fused` by a rotation and an append, and by norms of
+    /// the heads before them if there are any.
     fn run<T: HostElement, C: HostElement + NarrowedFrom<T>>(
         &self,
         fused: bool,
+        has_norm: bool,
         seed: u64,
     ) -> Outcome {
         let (num_heads, num_kv_heads, head_dim, rotary_dim) = self.shape;
@@ -76,10 +98,25 @@ impl<'a> Case<'a> {
         let [k_pool, v_pool] = ["k_pool", "v_pool"].map(|name| device.poisoned::<C>(name, elems));
         let [q, k, v] = [0, num_heads, num_heads + num_kv_heads]
             .map(|head| Rows::new(qkv.ptr.add(self.margin + head * head_dim), stride));
+        let [q_norm, k_norm] = [7, 8].map(|salt| device.f32s("norm", &random(head_dim, salt)));
+        let norm = if has_norm { QkNorm { q: q_norm, k: k_norm, eps: 0.1 } } else { QkNorm::NONE };
+        if has_norm && !fused {
+            let (sizes, heads) = ((tokens, head_dim), [(q, num_heads), (k, num_kv_heads)]);
+            norm_heads(&mut device, num_tokens, sizes, norm, heads, seed);
+        }
         if fused {
             let append = RopeAppend { max_tokens, num_heads, num_kv_heads, head_dim, rotary_dim };
-            let operands =
-                RopeAppendOperands { positions, slot_mapping, table, q, k, v, k_pool, v_pool };
+            let operands = RopeAppendOperands {
+                positions,
+                slot_mapping,
+                table,
+                norm,
+                q,
+                k,
+                v,
+                k_pool,
+                v_pool,
+            };
             device.run(append.launch(num_tokens, &operands), seed);
         } else {
             let num_heads = num_heads + num_kv_heads;
@@ -137,7 +174,7 @@ fn check<T: HostElement, C: HostElement + NarrowedFrom<T>>(shape: Shape, slots: 
     let case = Case::random::<T>(shape, slots, seed);
     let name = format!("{shape:?}, {} tokens, {:?} to {:?}", slots.len(), T::DTYPE, C::DTYPE);
     let [fused, unfused] = [true, false].map(|fused| {
-        let got = case.run::<T, C>(fused, seed);
+        let got = case.run::<T, C>(fused, false, seed);
         let (rows, [keys, values]) = case.oracle(fused);
         assert_right(&format!("rows of {name}"), &got.qkv, &stored::<T>(rows));
         // By two launches K is rounded to its own type before.
@@ -148,6 +185,30 @@ fn check<T: HostElement, C: HostElement + NarrowedFrom<T>>(shape: Shape, slots: 
     });
     for (fused, unfused) in fused.pools.iter().zip(&unfused.pools) {
         assert_eq!(bits(fused), bits(unfused), "{name}");
+    }
+    check_normed::<T, C>(&case, &name, seed);
+}
+
+/// With QK-norm, the bits of the norms, which have an oracle of their own, the rotation and the
+/// append; K and V of the rows stay as they are.
+fn check_normed<T: HostElement, C: HostElement + NarrowedFrom<T>>(
+    case: &Case,
+    name: &str,
+    seed: u64,
+) {
+    let (num_heads, _, head_dim, _) = case.shape;
+    if case.slots.is_empty() {
+        return;
+    }
+    let [fused, unfused] = [true, false].map(|fused| case.run::<T, C>(fused, true, seed));
+    for (fused, unfused) in fused.pools.iter().zip(&unfused.pools) {
+        assert_eq!(bits(fused), bits(unfused), "{name}, normalised");
+    }
+    let stride = case.qkv.cols;
+    for (at, (&got, row)) in fused.qkv.iter().zip(&case.qkv.values).enumerate() {
+        let is_q = (case.margin..case.margin + num_heads * head_dim).contains(&(at % stride));
+        let want = if is_q { unfused.qkv[at] } else { *row as f32 };
+        assert_eq!(got.to_bits(), want.to_bits(), "{name}, normalised: element {at}");
     }
 }
 
@@ -263,13 +324,13 @@ fn conversion_rounds_every_class_to_nearest_even() {
         case.qkv.values[case.margin + start..][..24].copy_from_slice(&numbers);
     }
     for fused in [true, false] {
-        for pool in case.run::<f32, f16>(fused, 1).pools {
+        for pool in case.run::<f32, f16>(fused, false, 1).pools {
             assert_eq!(
                 bits(&pool[7 * 32..][..24]),
                 F16S.map(|x| f16::from_bits(x).value().to_bits())
             );
         }
-        for pool in case.run::<f32, bf16>(fused, 1).pools {
+        for pool in case.run::<f32, bf16>(fused, false, 1).pools {
             let want = BF16S.map(|x| bf16::from_bits(x).value().to_bits());
             assert_eq!(bits(&pool[7 * 32..][..24]), want);
         }
@@ -299,15 +360,17 @@ fn launches_cover_tokens_and_heads() {
     assert_eq!([name::<bf16>(false), name::<bf16>(true)], ["kv_append_bf16", "kv_append_f32_bf16"]);
     assert_eq!([name::<f32>(false), name::<f32>(true)], ["kv_append_f32"; 2]);
 
-    let append = |max_tokens, num_heads, rotary_dim| {
-        let append =
-            RopeAppend { max_tokens, num_heads, num_kv_heads: 2, head_dim: 64, rotary_dim };
+    let of_heads = |max_tokens, num_heads, [head_dim, rotary_dim]: [usize; 2], norm| {
+        let append = RopeAppend { max_tokens, num_heads, num_kv_heads: 2, head_dim, rotary_dim };
         let [q, k, v] = [(); 3].map(|()| rows::<f32>(18 * 64));
         let (positions, slot_mapping, table) = (ptr(8), ptr(7), ptr(6));
         let (k_pool, v_pool) = (ptr::<f16>(2), ptr(3));
         let operands =
-            RopeAppendOperands { positions, slot_mapping, table, q, k, v, k_pool, v_pool };
+            RopeAppendOperands { positions, slot_mapping, table, norm, q, k, v, k_pool, v_pool };
         append.launch(ptr(9), &operands)
+    };
+    let append = |max_tokens, num_heads, rotary_dim| {
+        of_heads(max_tokens, num_heads, [64, rotary_dim], QkNorm::NONE)
     };
     // 16 heads of 4 vectors of pairs, and 2 of V of 8.
     assert_eq!(of(append(7, 14, 64)), ("rope_append_f32_f16", [7, 1, 1], 128, 0));
@@ -317,4 +380,9 @@ fn launches_cover_tokens_and_heads() {
     assert!(is_nothing(append(0, 14, 64)));
     assert_eq!([66, 63].map(|wrong| refused(append(7, 14, wrong)).0), ["rotary_dim"; 2]);
     assert_eq!(refused(append(1, usize::MAX, 64)).0, "row width");
+    // With a norm 27 + 2 + 2 heads of 4 lanes, or of 8: 2 vectors of pairs, 4 of the rest.
+    let normed = |sizes| of_heads(7, 27, sizes, QkNorm { q: ptr(1), k: ptr(2), eps: 0.0 });
+    assert_eq!(of(normed([64, 64])), ("norm_rope_append_f32_f16", [7, 1, 1], 128, 0));
+    assert_eq!(of(normed([64, 32])).1, [7, 2, 1]);
+    assert_eq!([[264, 264], [256, 2]].map(|wrong| refused(normed(wrong)).0), ["head_dim"; 2]);
 }

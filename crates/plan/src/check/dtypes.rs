@@ -112,13 +112,16 @@ impl Plan {
                 is("v", self.dtype(v), &[k])
             }
             Op::AppendAttention(AppendAttention { append, attention }) => {
+                self.check_qk_norm(&at, &append)?;
                 self.check_sinks(&at, &attention)?;
                 is("k", self.dtype(append.k), &[self.kv.dtype])?;
                 is("v", self.dtype(append.v), &[self.kv.dtype])?;
                 is("q", self.dtype(append.q), &[self.kv.dtype])?;
                 is("out", self.dtype(attention.out), &[self.kv.dtype])
             }
-            Op::RopeAppend(RopeAppend { q, k, v, .. }) => {
+            Op::RopeAppend(ref append) => {
+                self.check_qk_norm(&at, append)?;
+                let &RopeAppend { q, k, v, .. } = append;
                 let k = self.dtype(k);
                 is("k", k, &[self.kv.dtype, Dtype::F32])?;
                 is("q", self.dtype(q), &[k])?;
@@ -196,6 +199,11 @@ impl Plan {
             Some(storage) => is(at, what, storage, dense),
             None => Ok(()),
         }
+    }
+
+    fn check_qk_norm(&self, at: &str, op: &RopeAppend) -> Result<(), PlanError> {
+        let mut weights = op.norm.into_iter().flat_map(|norm| [norm.q, norm.k]);
+        weights.try_for_each(|weight| self.check_vector(at, "the norm", weight))
     }
 
     fn check_sinks(&self, at: &str, op: &Attention) -> Result<(), PlanError> {

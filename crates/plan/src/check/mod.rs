@@ -252,7 +252,10 @@ impl Plan {
     }
 
     fn check_rope_append(&self, op: &RopeAppend) -> Result<(), String> {
-        let &RopeAppend { layer, q, k, v, table, head_dim } = op;
+        let &RopeAppend { layer, norm, q, k, v, table, head_dim } = op;
+        for weight in norm.into_iter().flat_map(|norm| [norm.q, norm.k]) {
+            same("columns of the norm", self.vector(weight)?, head_dim)?;
+        }
         self.check_rope(q, table, head_dim)?;
         self.check_append(layer, k, v)?;
         same("columns of a head", head_dim, self.kv.head_dim)

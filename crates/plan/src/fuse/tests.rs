@@ -52,7 +52,8 @@ fn fused_operations_are_their_parts() {
     else {
         panic!()
     };
-    let append = RopeAppend { layer, q: view(2).columns(0, 32), k, v, table, head_dim };
+    let q = view(2).columns(0, 32);
+    let append = RopeAppend { layer, norm: None, q, k, v, table, head_dim };
     assert_eq!(fused.ops[2], Op::AppendAttention(AppendAttention { append, attention }));
     let appended = plan.fused(|op| !matches!(op, Op::AppendAttention(_)));
     assert_eq!(appended.ops[2..4], [Op::RopeAppend(append), Op::Attention(attention)]);
@@ -114,6 +115,59 @@ fn each_fusion_can_be_off() {
     assert_eq!(without(Fusion { rope_append: false, ..all }), expected);
     let expected = ["norm_linear", "append_attention", linear, add, gated, linear, add];
     assert_eq!(without(Fusion { residual: false, ..all }), expected);
+    let mut plan = qk_normed();
+    plan.set_fusion(Fusion { qk_norm: false, ..all });
+    let expected = ["norm_linear", norm, norm, "append_attention", linear, gated, linear];
+    assert_eq!(layer(&plan.fused(|_| true)), expected);
+}
+
+/// Operations 3 and 4 are the norms of Q's and of K's heads.
+fn qk_normed() -> Plan {
+    Decoder { qk_norm: true, ..Decoder::SMALL }.plan(4, 1)
+}
+
+#[test]
+fn norms_of_heads_are_part_of_the_append() {
+    let plan = qk_normed();
+    let fused = plan.fused(|_| true);
+    assert_eq!(fused.check(), Ok(()));
+    assert_eq!(layer(&fused)[..3], ["norm_linear", "norm_append_attention", "linear"]);
+    let shape = StepShape { num_tokens: 3, num_logit_rows: 2, ..Default::default() };
+    assert_eq!(fused.cost(&shape).flops, plan.cost(&shape).flops);
+    let appended = plan.fused(|op| op.attention().is_none());
+    let norm = Some(QkNorm { q: WeightId(4), k: WeightId(5), eps: 1e-6 });
+    assert_eq!(appended.ops[2].rope_append().map(|append| append.norm), Some(norm));
+    assert_eq!(layer(&appended)[1..3], ["norm_rope_append", "attention"]);
+    let without = plan.fused(|op| op.rope_append().is_none_or(|append| append.norm.is_none()));
+    assert_eq!(layer(&without)[1..4], ["rms_norm", "rms_norm", "append_attention"]);
+}
+
+#[test]
+fn other_norms_before_rope_stay() {
+    fn norm(op: &mut Op) -> (&mut View, &mut WeightId, &mut View, &mut f32) {
+        let Op::RmsNorm { x, weight, out, eps } = op else { panic!("{op:?}") };
+        (x, weight, out, eps)
+    }
+    let obstacles: [fn(&mut Plan); 7] = [
+        // Over all heads; of other columns; to elsewhere; another constant.
+        |p| (p.weights[4].cols, p.weights[4].parts[0].rows) = (32, 32),
+        |p| (p.weights[5].cols, p.weights[5].parts[0].rows) = (16, 16),
+        |p| (*norm(&mut p.ops[3]).0, *norm(&mut p.ops[3]).2) = (view(2, 0, 24), view(2, 0, 24)),
+        |p| *norm(&mut p.ops[4]).2 = view(1, 0, 16),
+        |p| *norm(&mut p.ops[4]).3 = 1e-5,
+        // One alone; another operation in between.
+        |p| _ = p.ops.remove(3),
+        |p| {
+            let reader = reader(p, 0, 0);
+            p.ops.insert(5, reader);
+        },
+    ];
+    for (index, obstacle) in obstacles.into_iter().enumerate() {
+        let mut plan = qk_normed();
+        obstacle(&mut plan);
+        let name = layer(&plan.fused(|_| true)).into_iter().find(|name| name.contains("append"));
+        assert_eq!(name, Some("append_attention"), "obstacle {index}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::plan::{
     AppendAttention, ArenaLayout, Attention, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op,
-    Plan, RopeAppend, Route, Scores, StepInputs, View, WeightId,
+    Plan, QkNorm, RopeAppend, Route, Scores, StepInputs, View, WeightId,
 };
 use blocks::fp8;
 use cpu_ops::activations::{Frame, Rows, RowsMut, arena_words};
@@ -313,9 +313,10 @@ impl RankStep<'_> {
             }
             Op::RopeAppend(ref append) => {
                 self.append(append);
-                let &RopeAppend { q, table, head_dim, .. } = append;
-                self.frame.write(q, Some(q), |q, _| {
-                    ops::rope(plan.constant(table), &inputs.positions, head_dim, q);
+                let rotated = self.rotated(append.q, append);
+                let rotated = Rows::dense(&rotated, append.q.width);
+                self.frame.write(append.q, None, |q, _| {
+                    q.for_each(|token, q| q.copy_from_slice(rotated.row(token)));
                 });
             }
             Op::AppendAttention(AppendAttention { ref append, ref attention }) => {
@@ -402,17 +403,22 @@ impl RankStep<'_> {
         });
     }
 
-    /// Rotates K, and appends it with V.
+    /// Normalises, if `op` does, and rotates K, and appends it with V.
     fn append(&mut self, op: &RopeAppend) {
         let rotated = self.rotated(op.k, op);
         let rotated = Rows::dense(&rotated, op.k.width);
         self.kv.append(op.layer, &self.inputs.slot_mapping, &rotated, &self.frame.rows(op.v));
     }
 
-    /// The rows of Q or K of `op`, rotated and rounded as they are stored.
+    /// The rows of Q or K of `op`, normalised if it does, rotated and rounded as they are stored.
     fn rotated(&self, x: View, op: &RopeAppend) -> Vec<f32> {
         let table = self.plan.constant(op.table);
         let mut rows = self.frame.rows(x).to_vec();
+        if let Some(QkNorm { q, k, eps }) = op.norm {
+            let weight = self.weights[if x == op.q { q.0 } else { k.0 }].vector();
+            ops::rms_norm(weight, eps, RowsMut::dense(&mut rows, x.width));
+            round(self.plan.dtype(x), &mut rows);
+        }
         let rotated = RowsMut::dense(&mut rows, x.width);
         ops::rope(table, &self.inputs.positions, op.head_dim, rotated);
         round(self.plan.dtype(x), &mut rows);

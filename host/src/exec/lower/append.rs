@@ -5,12 +5,30 @@ use kernels::attention::Append;
 use kernels::element::NarrowedFrom;
 use kernels::kv_cache::KvAppend;
 use kernels::kv_cache::append_quantised::{KvAppendQuantised, Rotated};
+use kernels::qk_norm::QkNorm;
 use kernels::rope_append::{RopeAppend, RopeAppendOperands};
 
 use super::element::{DeviceElement, Launched};
 use super::{Lowering, check_dtype};
 use crate::exec::ExecError;
-use crate::plan::{self, Dtype, View};
+use crate::plan::{self, Dtype, Plan, View};
+
+/// The launcher of `op` over a cache of dense pools.
+fn launcher(plan: &Plan, op: &plan::RopeAppend) -> RopeAppend {
+    let &plan::RopeAppend { q, k, table, head_dim, .. } = op;
+    RopeAppend {
+        max_tokens: plan.bounds.max_rows(plan.tensor(q.tensor).rows),
+        num_heads: q.width / head_dim,
+        num_kv_heads: k.width / head_dim,
+        head_dim,
+        rotary_dim: plan.constant(table).cols,
+    }
+}
+
+/// Whether `op` is one launch, with its norm.
+pub(super) fn fuses(plan: &Plan, op: &plan::RopeAppend) -> bool {
+    op.norm.is_none() || !plan.kv.is_plain() || launcher(plan, op).normalises()
+}
 
 impl Lowering<'_> {
     /// [`Op::KvAppend`](plan::Op::KvAppend) to a cache of `C`.
@@ -47,36 +65,38 @@ impl Lowering<'_> {
         &self,
         op: &plan::RopeAppend,
     ) -> Result<Launched, ExecError> {
-        let &plan::RopeAppend { layer, q, k, v, table, head_dim } = op;
+        let &plan::RopeAppend { layer, q, k, v, table, head_dim, .. } = op;
         if !self.plan.kv.is_plain() {
             let rotated = Rotated {
                 positions: self.input(self.step.positions),
                 table: DevicePtr::new(self.addresses.constants[table.0]),
                 rotary_dim: self.plan.constant(table).cols,
+                norm: self.qk_norm(op)?,
                 num_heads: q.width / head_dim,
                 q: self.view::<T>(q)?,
             };
             return self.append_quantised(layer, k, v, Some(&rotated));
         }
         let [k_pool, v_pool] = self.pools::<C>(layer)?;
-        let append = RopeAppend {
-            max_tokens: self.max_rows(q),
-            num_heads: q.width / head_dim,
-            num_kv_heads: k.width / head_dim,
-            head_dim,
-            rotary_dim: self.plan.constant(table).cols,
-        };
         let operands = RopeAppendOperands::<T, C> {
             positions: self.input(self.step.positions),
             slot_mapping: self.input(self.step.slot_mapping),
             table: DevicePtr::new(self.addresses.constants[table.0]),
+            norm: self.qk_norm(op)?,
             q: self.view(q)?,
             k: self.view(k)?,
             v: self.view(v)?,
             k_pool,
             v_pool,
         };
-        Ok(append.launch(self.num_rows(q), &operands))
+        Ok(launcher(self.plan, op).launch(self.num_rows(q), &operands))
+    }
+
+    /// The norm of Q and K before the rotation.
+    fn qk_norm(&self, op: &plan::RopeAppend) -> Result<QkNorm, ExecError> {
+        op.norm.map_or(Ok(QkNorm::NONE), |plan::QkNorm { q, k, eps }| {
+            Ok(QkNorm { q: self.weight(q)?, k: self.weight(k)?, eps })
+        })
     }
 
     /// The append of K and V of `T` to pools that are not operands of attention as they are.
@@ -110,6 +130,7 @@ impl Lowering<'_> {
             slot_mapping: self.input(self.step.slot_mapping),
             table: DevicePtr::new(self.addresses.constants[op.table.0]),
             rotary_dim: self.plan.constant(op.table).cols,
+            norm: self.qk_norm(op)?,
             k: self.view(op.k)?,
             v: self.view(op.v)?,
         })

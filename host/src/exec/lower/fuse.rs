@@ -1,6 +1,6 @@
 //! Which fused operations there are kernels for.
 
-use super::{Libraries, collective, experts, linear};
+use super::{Libraries, append, collective, experts, linear};
 use crate::exec::Gemm;
 use crate::plan::{Linear, Op, Plan};
 
@@ -11,6 +11,7 @@ pub fn fused(plan: &Plan, libraries: Libraries) -> Plan {
         Op::Linear(Linear { norm: None, gate_before: None, gate: None, .. }) => true,
         Op::Linear(linear) => gemm == Gemm::Halfwarp && linear::fuses(plan, linear),
         Op::ExpertLinear(op) => experts::fuses(plan, op),
+        Op::RopeAppend(op) => append::fuses(plan, op),
         // A prompt's keys are many tiles' queries'.
         Op::AppendAttention(_) => plan.decodes(),
         // One with a residual alone is an addition after it.

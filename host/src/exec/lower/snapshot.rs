@@ -16,20 +16,21 @@ use kernels::gemm::Gpu;
 use sha2::{Digest, Sha256};
 use std::{env, fmt::Write, fs, path::Path};
 
-/// Head sizes 64, 96, 128 and 256; from 14 query heads on 2 to as many as there are for keys.
+/// Head sizes 64, 96, 128 (with QK-norm) and 256; from 14 query heads on 2 to as many as there are for keys.
 const DECODERS: [(&str, Decoder); 4] = [
     ("qwen2.5-0.5b", Decoder::REAL[0]),
     ("phi-3-mini", Decoder::REAL[1]),
     (
-        "qwen2.5-7b",
+        "qwen3-8b",
         Decoder {
             precision: Precision::F16,
-            hidden_size: 3584,
-            num_heads: 28,
-            num_kv_heads: 4,
+            hidden_size: 4096,
+            num_heads: 32,
+            num_kv_heads: 8,
             head_dim: 128,
-            intermediate_size: 18944,
-            vocab_size: 152_064,
+            intermediate_size: 12288,
+            vocab_size: 151_936,
+            qk_norm: true,
         },
     ),
     (
@@ -42,6 +43,7 @@ const DECODERS: [(&str, Decoder); 4] = [
             head_dim: 256,
             intermediate_size: 16384,
             vocab_size: 256_000,
+            qk_norm: false,
         },
     ),
 ];

@@ -137,6 +137,7 @@ fn views_become_addresses() {
         (
             Op::RopeAppend(RopeAppend {
                 layer: 1,
+                norm: None,
                 q: half(0, 4),
                 k: half(1, 0),
                 v: half(1, 4),
@@ -416,10 +417,11 @@ fn with_fusion(decoder: Decoder, rows: usize, fusion: Fusion) -> Plan {
 #[test]
 fn what_is_off_is_launched_by_itself() {
     let [qwen, _] = Decoder::REAL;
-    let num_launches = |rows, fusion: &str| {
-        let plan = with_fusion(qwen, rows, fusion.parse().unwrap());
+    let num_launches_of = |decoder, rows, fusion: &str| {
+        let plan = with_fusion(decoder, rows, fusion.parse().unwrap());
         LoweredPlan::new(&plan, Target::Sm90a).unwrap().num_launches()
     };
+    let num_launches = |rows, fusion: &str| num_launches_of(qwen, rows, fusion);
     // Embedding, a layer, gather, norm, logits, three for the tokens.
     for rows in [1, MAX_FUSED_ROWS] {
         assert_eq!(num_launches(rows, "on"), 1 + 5 + 6);
@@ -432,6 +434,14 @@ fn what_is_off_is_launched_by_itself() {
     // More rows than a norm or a gate is fused for.
     assert_eq!(num_launches(32, "on"), 1 + 8 + 6);
     assert_eq!(num_launches(32, "off"), 1 + 12 + 6);
+    // Two norms of heads; in a prompt too.
+    let qwen3 = Decoder { qk_norm: true, ..qwen };
+    let num_launches = |fusion: &str| num_launches_of(qwen3, 1, fusion);
+    let fusions = ["on", "off", "qk_norm", "rope_append", "rope_append,qk_norm"];
+    assert_eq!(fusions.map(num_launches), [5, 14, 14, 12, 10].map(|of_layer| 1 + of_layer + 6));
+    let prompt = fused(&qwen3.plan(64, 64), Libraries::default());
+    let names = prompt.ops.iter().map(Op::name).filter(|name| name.contains("rope"));
+    assert_eq!(names.collect::<Vec<_>>(), ["norm_rope_append"]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Attention decode with split KV: up to 16 new tokens of each sequence against its pages of the
-//! cache. For single tokens optionally fused with rotary embedding of Q and K and the append of K
-//! and V.
+//! cache. For single tokens optionally fused with QK-norm, rotary embedding of Q and K and the append
+//! of K and V.
 //!
 //! Shapes    q, out `[num_tokens, num_heads * head_dim]` with row strides; the cache as in prefill;
 //!           k, v `[num_tokens, num_kv_heads * head_dim]`; all f32, f16 or bf16; table as in rope;
@@ -36,6 +36,7 @@ use super::tile::{
 };
 use super::work::{DecodeItem, ITEM_WORDS};
 use crate::attention::head_dims::HEAD_DIMS;
+use crate::qk_norm::Weights;
 use crate::tile::last_block::is_last;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
@@ -88,7 +89,8 @@ pub(super) const fn blocks_per_sm<E: AttentionElement>(panels: usize) -> u32 {
 /// 5. Either `table` is null and the cache holds the tokens' K and V; or items have one query,
 ///    `table` holds a row of `rotary_dim` elements (even, at most `head_dim`) for every position,
 ///    `k` and `v` hold the tokens' rows, each slot is that of the sequence's last position, and the
-///    previous launch writes nothing to the cache.
+///    previous launch writes nothing to the cache. Then `q_norm` and `k_norm` hold `head_dim`
+///    elements, or are null; with them rows of 16-bit `k` are 16-byte aligned.
 /// 6. `sinks` holds a number for each query head, or is null.
 #[kernel(
     launch_bounds(NUM_THREADS, blocks_per_sm::<E>(PANELS)),
@@ -131,6 +133,9 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
     out: GlobalMut<()>,
     out_stride: u32,
     sinks: Global<f32>,
+    q_norm: Global<f32>,
+    k_norm: Global<f32>,
+    norm_eps: f32,
 ) {
     // SAFETY: launches have KV heads, and a multiple of query heads.
     unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
@@ -143,6 +148,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
             slot_mapping,
             table,
             rotary_dim,
+            norm: Weights { q: q_norm, k: k_norm, eps: norm_eps },
             k: k.cast(),
             k_stride,
             v: v.cast(),

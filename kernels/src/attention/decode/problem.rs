@@ -11,6 +11,7 @@ use super::super::tile::{
 use super::super::work::DecodeItem;
 use super::kv_elems;
 use crate::kv_cache::{PAGE_SIZE, row_start};
+use crate::qk_norm::Weights;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 
@@ -97,6 +98,8 @@ pub struct NewTokens<E> {
     pub slot_mapping: Global<u32>,
     pub table: Global<f32>,
     pub rotary_dim: u32,
+    /// The norm of Q and K before the rotation.
+    pub norm: Weights,
     pub k: Global<E>,
     pub k_stride: u32,
     pub v: Global<E>,
@@ -223,8 +226,8 @@ impl<E: AttentionElement> Problem<E> {
         last_tile: u32,
     ) {
         let Some(new) = self.new else { return };
-        let NewTokens { positions, slot_mapping, table, rotary_dim, k, k_stride, v, v_stride } =
-            new;
+        let NewTokens { positions, slot_mapping, table, rotary_dim, norm, .. } = new;
+        let NewTokens { k, k_stride, v, v_stride, .. } = new;
         let token = item.first_token as usize;
         // SAFETY: the caller's promise.
         unsafe {
@@ -248,8 +251,8 @@ impl<E: AttentionElement> Problem<E> {
             });
             let q = self.q_row(item, rows, 0);
             let key_row = item.first_position - last_tile;
-            NewToken { q, heads: rows.rows, smem_q: smem.q, block_rows, kv, key_row, block_n }
-                .store(&pair);
+            let (heads, smem_q) = (rows.rows, smem.q);
+            NewToken { q, norm, heads, smem_q, block_rows, kv, key_row, block_n }.store(&pair);
         }
     }
 }

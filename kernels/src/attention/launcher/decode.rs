@@ -44,13 +44,17 @@ impl Attention {
         let params = self.params(operands)?;
         self.check_items()?;
         let append = append.unwrap_or(&Append::NONE);
-        let Append { k, v, rotary_dim, .. } = append;
+        let Append { k, v, rotary_dim, norm, .. } = append;
         if *rotary_dim > self.head_dim || !rotary_dim.is_multiple_of(2) {
             return Err(LaunchError::Shape {
                 what: "rotary_dim",
                 value: *rotary_dim,
                 expected: "an even number, at most head_dim",
             });
+        }
+        if !norm.is_none() && size_of::<E>() < size_of::<f32>() && !k.is_aligned() {
+            let (what, expected) = ("row stride", "rows of K that are aligned to 16 bytes");
+            return Err(LaunchError::Shape { what, value: k.row_stride, expected });
         }
         let (k_stride, v_stride) = (k.stride_arg()?, v.stride_arg()?);
         let Some(instance) = self.decode_instance(E::DTYPE) else {
@@ -91,6 +95,9 @@ impl Attention {
                 out: operands.out.untyped_ptr(),
                 out_stride: params.out_stride,
                 sinks: operands.sinks,
+                q_norm: norm.q,
+                k_norm: norm.k,
+                norm_eps: norm.eps,
             }
             .launch(instance, geometry)
         }))

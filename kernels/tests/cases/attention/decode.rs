@@ -1,6 +1,7 @@
 //! Decoding: dense, of new tokens that it appends, and of a cache of quants.
 
 use super::{CASE, Case, HEAD_DIMS, PAGE, SINKS, Step, rounding};
+use crate::cases::cache::norm_heads;
 use crate::cases::cache::quants::append_and_read;
 use crate::harness::*;
 use cuda_std::launch::DevicePtr;
@@ -11,6 +12,7 @@ use kernels::attention::{Append, Attention, AttentionOperands, AttentionWorkspac
 use kernels::element::Dtype;
 use kernels::kv_cache::dequantise::PageInputs;
 use kernels::kv_cache::{CacheType, PAGE_SIZE};
+use kernels::qk_norm::QkNorm;
 use kernels::rope_append::{RopeAppend, RopeAppendOperands};
 
 /// The row blocks of the items' sequences, each whole.
@@ -183,7 +185,7 @@ fn blocks_of_decode_take_several_items_and_queries() {
 /// before. What is left: the output, and both pools.
 fn decode_new<E: HostElement>(
     case: Case,
-    rotary_dim: usize,
+    (rotary_dim, has_norm): (usize, bool),
     fused: bool,
     seed: u64,
 ) -> [Vec<f32>; 3] {
@@ -207,12 +209,25 @@ fn decode_new<E: HostElement>(
     let names = if fused { ["own k_pool", "own v_pool"] } else { ["k_pool", "v_pool"] };
     let [k_pool, v_pool] = [0, 1].map(|of| device.numbers::<E>(names[of], &values.pools[of]));
     let operands = AttentionOperands { q, k_pool, v_pool, ..step.operands };
-    let append = Append { positions, slot_mapping, table, rotary_dim, k, v };
+    let [q_norm, k_norm] = [7, 8].map(|salt| device.f32s("norm", &random(head_dim, salt)));
+    let norm = if has_norm { QkNorm { q: q_norm, k: k_norm, eps: 0.1 } } else { QkNorm::NONE };
+    let append = Append { positions, slot_mapping, table, rotary_dim, norm, k, v };
     if !fused {
+        if has_norm {
+            norm_heads(
+                &mut device,
+                num_tokens,
+                (tokens, head_dim),
+                norm,
+                [(q, num_heads), (k, num_kv_heads)],
+                seed,
+            );
+        }
         let max_tokens = tokens + 1;
         let launcher = RopeAppend { max_tokens, num_heads, num_kv_heads, head_dim, rotary_dim };
+        let norm = QkNorm::NONE;
         let operands =
-            RopeAppendOperands { positions, slot_mapping, table, q, k, v, k_pool, v_pool };
+            RopeAppendOperands { positions, slot_mapping, table, norm, q, k, v, k_pool, v_pool };
         device.run(launcher.launch(num_tokens, &operands), seed);
     }
     let workspace = workspace(&mut device, &step.attention, E::DTYPE);
@@ -224,12 +239,15 @@ fn decode_new<E: HostElement>(
     [out, keys, values]
 }
 
-/// The append has the bits of rope_append, which has an oracle of its own.
+/// The append has the bits of rms_norm and rope_append, which have oracles of their own.
 #[test]
 fn decode_appends_as_rope_append_does() {
     fn check<E: HostElement>(case: Case, rotary_dim: usize, seed: u64) {
-        let of = |fused| decode_new::<E>(case, rotary_dim, fused, seed).map(|values| bits(&values));
-        assert_eq!(of(true), of(false), "{case:?}, {rotary_dim} rotated");
+        for has_norm in [false, true] {
+            let rows = (rotary_dim, has_norm);
+            let of = |fused| decode_new::<E>(case, rows, fused, seed).map(|values| bits(&values));
+            assert_eq!(of(true), of(false), "{case:?}, {rotary_dim} rotated, norm: {has_norm}");
+        }
     }
     for seed in simt::seeds() {
         // First tokens; one that starts a page, and one that ends one; many splits.

@@ -1,6 +1,6 @@
 //! The cache of quants: 8-bit floats for FP8 attention, and blocks.
 
-use super::{MAX_POSITIONS, NUM_PAGES, PAGE};
+use super::{MAX_POSITIONS, NUM_PAGES, PAGE, norm_heads};
 use crate::harness::*;
 use cuda_std::E4m3;
 use cuda_std::launch::DevicePtr;
@@ -11,6 +11,7 @@ use kernels::kv_cache::CacheType;
 use kernels::kv_cache::append_fp8::{AppendFp8, AppendFp8Operands, HeadScales};
 use kernels::kv_cache::append_quantised::{KvAppendQuantised, Rotated};
 use kernels::kv_cache::dequantise::{KvDequantise, PageInputs};
+use kernels::qk_norm::QkNorm;
 use oracle::{Approx, Element, Matrix, Pages, e4m3_code, rope};
 
 /// Bytes of a page of a head.
@@ -224,6 +225,7 @@ fn check_quantised<T: HostElement, E: HostElement>(
         positions: device.u32s("positions", &positions),
         table: device.f32s("table", &table),
         rotary_dim,
+        norm: QkNorm::NONE,
         num_heads: num_kv_heads,
         q: q_rows,
     };
@@ -294,6 +296,66 @@ fn quantised_rows_are_read_as_they_were_appended() {
         check_quantised::<bf16, f16>([Q8_0, Fp8], [3, 128, 0], seed);
         check_quantised::<f32, f32>([F16, BF16], [2, 80, 32], seed);
         check_quantised::<f16, f16>([Fp8, F32], [1, 256, 0], seed);
+    }
+}
+
+/// The bits of Q and of the dense copies of what is appended of heads that are normalised, rotated
+/// and quantised: by one launch, or where not `fused` by the norms before.
+fn append_normed<T: HostElement>(
+    formats: [CacheType; 2],
+    [num_heads, head_dim, rotary_dim]: [usize; 3],
+    fused: bool,
+    seed: u64,
+) -> [Vec<u32>; 3] {
+    let tokens = 5;
+    let (mut device, width) = (Device::default(), num_heads * head_dim);
+    let pages = Pages::descending(&[tokens], PAGE, num_heads, head_dim);
+    let slots: Vec<u32> = (0..tokens).map(|at| pages.slot(0, at) as u32).collect();
+    let [q, k, v] = [1, 2, 3].map(|salt| {
+        device.matrix::<T>("rows", &Matrix::random::<T>(tokens, width, salt), (width, tokens))
+    });
+    let [q_norm, k_norm] = [7, 8].map(|salt| device.f32s("norm", &random(head_dim, salt)));
+    let norm = QkNorm { q: q_norm, k: k_norm, eps: 0.1 };
+    if !fused {
+        let num_tokens = device.u32s("num_tokens", &[tokens as u32]);
+        let (sizes, heads) = ((tokens, head_dim), [(q, num_heads), (k, num_heads)]);
+        norm_heads(&mut device, num_tokens, sizes, norm, heads, seed);
+    }
+    let rotated = Rotated {
+        positions: device.u32s("positions", &[3, 1, 4, 0, 5]),
+        table: device.f32s("table", &random(MAX_POSITIONS * rotary_dim, 4)),
+        rotary_dim,
+        norm: if fused { norm } else { QkNorm::NONE },
+        num_heads,
+        q,
+    };
+    let inputs = PageInputs {
+        num_seqs: device.u32s("num_seqs", &[1]),
+        cu_seqlens_q: device.u32s("cu_seqlens_q", &[0, 1]),
+        kv_lens: device.u32s("kv_lens", &[tokens as u32]),
+        block_table: device.u32s("block_table", &pages.table),
+    };
+    let slots = (&slots[..], Some(&rotated));
+    let (_, dense) =
+        append_and_read::<T, f32>(&mut device, formats, &pages, slots, [k, v], &inputs, seed);
+    let [keys, values] = dense.map(|dense| bits(&dense));
+    [bits(&device.read_rows(q, [tokens, tokens], width)), keys, values]
+}
+
+#[test]
+fn quantised_rows_are_normalised_before() {
+    use CacheType::*;
+    fn check<T: HostElement>(formats: [CacheType; 2], sizes: [usize; 3], seed: u64) {
+        let of = |fused| append_normed::<T>(formats, sizes, fused, seed);
+        assert_eq!(of(true), of(false), "{formats:?}, {sizes:?}");
+    }
+    for seed in simt::seeds() {
+        for formats in [[Q8_0, Q8_0], [Fp8, Fp8], [Q4_0, Q4_0], [Q8_0, Q4_0]] {
+            check::<f16>(formats, [3, 128, 64], seed);
+        }
+        check::<f32>([Q8_0, F16], [1, 96, 96], seed);
+        check::<bf16>([Fp8, Fp8], [2, 80, 0], seed);
+        check::<f16>([Fp8, BF16], [1, 256, 64], seed);
     }
 }
 
