@@ -79,7 +79,11 @@ impl<'a> Interpreter<'a> {
             }
             Op::Route(route) => self.route(&route),
             Op::ExpertLinear(op) => {
-                let data = self.expert_linear(&op);
+                let mut data = self.expert_linear(&op);
+                if let Some(residual) = op.residual {
+                    let terms = self.read(residual).into_iter();
+                    data.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+                }
                 self.write(op.out, &data);
             }
             Op::Rope { x, table, head_dim } => {

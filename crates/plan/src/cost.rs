@@ -176,6 +176,9 @@ impl Plan {
                 if op.gate.is_some() {
                     cost.flops += GATE_FLOPS * self.view_elems(op.out, shape);
                 }
+                if op.residual.is_some() {
+                    cost.flops += self.view_elems(op.out, shape);
+                }
             }
         }
         if let Some(RopeAppend { norm, q, k, .. }) = op.rope_append() {

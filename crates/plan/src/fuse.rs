@@ -7,6 +7,7 @@
 //! | gate | linear layer | [`Linear::gate_before`]: the operand |
 //! | two linear layers of experts | their gate | [`ExpertLinear::gate`]: gate and up |
 //! | linear layer to f32 | residual added to it | [`Linear::residual`]: the output before it |
+//! | sums of experts in f32 | residual added to them | [`ExpertLinear::residual`]: the sums |
 //! | all-reduce | residual that the sum is added to, and its norm | [`AllReduce`]: the sum |
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
 //! | RMSNorms of the heads of Q and of K | that | [`RopeAppend::norm`]: the heads before RoPE |
@@ -83,6 +84,16 @@ impl Pass<'_> {
                 if residual && linear.out == x =>
             {
                 self.linear_residual(linear, to, out, index)
+            }
+            (&Op::ExpertLinear(experts), &Op::Add { x, residual: to, out })
+                if residual && experts.out == x =>
+            {
+                let fits = experts.weights.is_some()
+                    && self.plan.dtype(x) == Dtype::F32
+                    && experts.x.tensor != out.tensor
+                    && self.is_passed_on(x, index);
+                let fused = ExpertLinear { residual: Some(to), out, ..experts };
+                fits.then_some(Op::ExpertLinear(fused))
             }
             (&Op::AllReduce(first), &Op::Add { x, residual: to, out })
                 if residual && first.x == x && to == out =>

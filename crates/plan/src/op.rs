@@ -223,6 +223,8 @@ pub struct ExpertLinear {
     /// `[tokens, top_k]` f32: `out[t, n]` is the sum of the products times these, in f32 and in
     /// order. Without them `out[t, i, n]` are the products.
     pub weights: Option<View>,
+    /// `[tokens, n]`, added to the sums. `out` may be it.
+    pub residual: Option<View>,
     /// `[tokens, n]` with weights, `[tokens, top_k * n]` without.
     pub out: View,
 }
@@ -411,8 +413,8 @@ impl Op {
                 [x].into_iter().chain(gate).chain(residual).collect()
             }
             Op::Route(Route { logits, .. }) => vec![logits],
-            Op::ExpertLinear(ExpertLinear { x, experts, weights, .. }) => {
-                [x, experts].into_iter().chain(weights).collect()
+            Op::ExpertLinear(ExpertLinear { x, experts, weights, residual, .. }) => {
+                [x, experts].into_iter().chain(weights).chain(residual).collect()
             }
             Op::AllReduce(AllReduce { x, residual, .. }) => {
                 [x].into_iter().chain(residual).collect()

@@ -155,6 +155,7 @@ struct Case {
     bias: bool,
     /// Whether outputs are sums, and in f32.
     sums: Option<bool>,
+    residual: bool,
     stored: Stored,
     order: SumOrder,
     target: Target,
@@ -171,6 +172,7 @@ const CASE: Case = Case {
     gate: None,
     bias: false,
     sums: None,
+    residual: false,
     stored: Stored::Dense,
     order: SumOrder::Fastest,
     target: Target::Sm80,
@@ -238,6 +240,10 @@ impl Case {
         let factors_at = device.matrix("factors", &factors_at, (top_k + 1, max_tokens));
         let out_f32 = device.out::<f32>("out", (width + 8, max_tokens));
         let out = device.out::<E>("out", (width + 8, max_tokens));
+        let residual = Matrix::random::<f32>(tokens, n, 7);
+        let residual_at = self
+            .residual
+            .then(|| device.matrix::<f32>("residual", &residual, (n + 8, max_tokens)));
         let operands = ExpertOperands {
             num_tokens: device.u32s("num_tokens", &[tokens as u32]),
             experts: Rows::new(device.u32s("experts", &padded), top_k + 1),
@@ -249,6 +255,7 @@ impl Case {
                 true => [0, 1].map(|part| device.f32s("bias", &biases[part])),
                 false => [DevicePtr::null(); 2],
             },
+            residual: residual_at,
             out: match self.sums {
                 None => ExpertOut::Products(out),
                 Some(false) => ExpertOut::Sums(factors_at, out),
@@ -307,6 +314,10 @@ impl Case {
                     let choices = token * top_k..(token + 1) * top_k;
                     let terms = choices.map(|i| (f64::from(factors[i]), products[i][column]));
                     let mut sum = Approx::exact(0.0);
+                    if self.residual {
+                        sum.value = residual.row(token)[column];
+                        sum.bound = SUM_ROUNDING * sum.value.abs();
+                    }
                     for (factor, term) in terms {
                         sum.value += factor * term.value;
                         sum.bound += factor.abs() * (term.bound + SUM_ROUNDING * term.value.abs());
@@ -346,6 +357,8 @@ fn few_choices_match_oracle() {
             Case { order: SumOrder::SmallBatch, gate: SWIGLU_OAI, bias: true, ..of_ten },
             Case { choice, bias: true, sums: Some(true), ..CASE },
             Case { choice, x_by_choice: true, sums: Some(true), n: 130, k: 264, ..CASE },
+            Case { choice, residual: true, sums: Some(true), n: 136, ..CASE },
+            Case { choice, residual: true, sums: Some(true), n: 33, ..CASE },
             Case { choice, x_by_choice: true, sums: Some(false), top_k: 1, ..CASE },
         ] {
             case.check::<f16>();
@@ -487,6 +500,7 @@ fn wrong_layers_are_refused() {
             up: DevicePtr::null(),
             bias: [DevicePtr::null(); 2],
             out: ExpertOut::Products(Rows::new(DevicePtr::new(256), 32)),
+            residual: None,
             workspace: 256,
         };
         let launches = layer.launches(Gpu::HOPPER, &operands, &mut TensorMapSpec::emulated);

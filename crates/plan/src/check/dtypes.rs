@@ -88,7 +88,15 @@ impl Plan {
                 is("the weights", self.dtype(weights), &[Dtype::F32])
             }
             Op::ExpertLinear(ExpertLinear {
-                x, experts, weight, bias, gate, weights, out, ..
+                x,
+                experts,
+                weight,
+                bias,
+                gate,
+                weights,
+                residual,
+                out,
+                ..
             }) => {
                 bias.map_or(Ok(()), |bias| self.check_vector(&at, "the bias", bias))?;
                 let operand = self.numerics.precision.operand();
@@ -102,6 +110,10 @@ impl Plan {
                 match weights {
                     Some(weights) => is("the weights", self.dtype(weights), &[Dtype::F32])?,
                     None => is("out", self.dtype(out), &[operand])?,
+                }
+                if let Some(residual) = residual {
+                    is("the residual", self.dtype(residual), &[Dtype::F32])?;
+                    is("out", self.dtype(out), &[Dtype::F32])?;
                 }
                 is("out", self.dtype(out), FLOATS)
             }

@@ -91,7 +91,10 @@ impl Plan {
         let in_place = match *op {
             Op::RmsNorm { x, .. } | Op::Rope { x, .. } => Some(x),
             Op::RopeAppend(RopeAppend { q, .. }) => Some(q),
-            Op::Linear(Linear { x, residual, .. }) => residual.filter(|&residual| residual != x),
+            Op::Linear(Linear { x, residual, .. })
+            | Op::ExpertLinear(ExpertLinear { x, residual, .. }) => {
+                residual.filter(|&residual| residual != x)
+            }
             Op::Add { x, residual, .. } => Some(residual).filter(|&residual| residual != x),
             _ => None,
         };
@@ -212,7 +215,8 @@ impl Plan {
     }
 
     fn check_expert_linear(&self, op: &ExpertLinear) -> Result<(), String> {
-        let &ExpertLinear { x, experts, weight, bias, gate, num_experts, weights, out } = op;
+        let &ExpertLinear { x, experts, weight, bias, gate, num_experts, weights, residual, out } =
+            op;
         let weight = self.weight(weight);
         bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
         if let Some(ExpertGate { up, bias, .. }) = gate {
@@ -230,6 +234,8 @@ impl Plan {
             format!("{} columns of x for experts of {}", x.width, weight.cols)
         })?;
         weights.map_or(Ok(()), |weights| self.same_shape(weights, experts))?;
+        ensure(residual.is_none() || weights.is_some(), || "a residual of no sums".into())?;
+        residual.map_or(Ok(()), |residual| self.same_shape(residual, out))?;
         same("columns of out", out.width, rows * if weights.is_some() { 1 } else { top_k })
     }
 

@@ -438,6 +438,7 @@ fn routed() -> Plan {
         gate: None,
         num_experts: 8,
         weights: Some(weights),
+        residual: None,
         out,
     }));
     b.finish(&Numerics::default(), BOUNDS, kv, out, None).unwrap()

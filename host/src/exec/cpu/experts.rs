@@ -4,7 +4,7 @@ use super::{largest, round};
 use crate::plan::{ExpertGate, ExpertLinear, Plan, WeightId};
 use cpu_ops::activations::{Rows, RowsMut};
 use cpu_ops::weights::StoredWeight;
-use cpu_ops::{activation, experts};
+use cpu_ops::{activation, experts, ops};
 
 /// A linear layer of the experts that tokens have chosen. Gate and up are rounded to the operand's type, as
 /// if they were stored.
@@ -24,7 +24,13 @@ pub(super) fn expert_layer<'a>(
     };
     let gate = layer(op.weight, op.bias);
     let Some(ExpertGate { activation, up, bias }) = op.gate else {
-        return gate.compute(x, chosen, weights, out);
+        if op.residual.is_none() {
+            return gate.compute(x, chosen, weights, out);
+        }
+        // `out` is the residual from the start.
+        let (mut sums, width) = (vec![0.0; out.num_rows() * out.width()], out.width());
+        gate.compute(x, chosen, weights, RowsMut::dense(&mut sums, width));
+        return ops::add(&Rows::dense(&sums, width), out);
     };
     let operand = plan.numerics().precision.operand();
     let (num_rows, width) = (out.num_rows(), out.width());

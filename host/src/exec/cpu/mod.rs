@@ -299,7 +299,7 @@ impl RankStep<'_> {
             Op::Route(ref op) => self.route(op),
             Op::ExpertLinear(ref op) => {
                 let experts = indices(frame, op.experts);
-                frame.write(op.out, None, |out, others| {
+                frame.write(op.out, op.residual, |out, others| {
                     let weights = op.weights.map(|weights| others.rows(weights));
                     let operands = (&others.rows(op.x), &experts[..], weights.as_ref());
                     expert_layer(plan, op, weight, operands, out);

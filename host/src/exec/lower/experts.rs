@@ -94,7 +94,7 @@ impl Lowering<'_> {
         &mut self,
         op: &ExpertLinear,
     ) -> Result<Vec<Launch>, ExecError> {
-        let &ExpertLinear { x, experts, weight, bias, gate, weights, out, .. } = op;
+        let &ExpertLinear { x, experts, weight, bias, gate, weights, residual, out, .. } = op;
         let layer = layer(self.plan, op)?;
         let matrix = |id: WeightId| {
             if layer.stored == Stored::Dense {
@@ -118,6 +118,7 @@ impl Lowering<'_> {
             weight: matrix(weight)?,
             up: gate.map_or(Ok(DevicePtr::null()), |gate| matrix(gate.up))?,
             bias: [vector(bias)?, vector(gate.and_then(|gate| gate.bias))?],
+            residual: residual.map(|residual| self.view(residual)).transpose()?,
             out,
             workspace: self.addresses.workspace,
         };

@@ -43,8 +43,18 @@ impl Planner<'_> {
                 planner.whole_vector(&label(&format!("{what}_bias")), &parts)
             });
             let experts = chosen;
-            let gate = None;
-            let op = ExpertLinear { x, experts, weight, bias, gate, num_experts, weights, out };
+            let (gate, residual) = (None, None);
+            let op = ExpertLinear {
+                x,
+                experts,
+                weight,
+                bias,
+                gate,
+                num_experts,
+                weights,
+                residual,
+                out,
+            };
             planner.builder.op(Op::ExpertLinear(op));
         };
         let [gate, up] =

@@ -1,4 +1,4 @@
-//! The sum of a token's experts: `out[t] = sum_i weights[t, i] * products[t, i]`.
+//! The sum of a token's experts: `out[t] = sum_i weights[t, i] * products[t, i] (+ residual[t])`.
 //!
 //! Shapes    products `[num_tokens, top_k, width]` f32, f16 or bf16, weights `[num_tokens, top_k]`
 //!           f32, out `[num_tokens, width]` of the products' type or f32; row strides.
@@ -17,9 +17,10 @@ pub const NUM_THREADS: u32 = 128;
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; `products` holds `top_k` rows of `width` elements `T` for each of
-///    them, one after the other; `weights` and `out` a row each, at their strides.
-/// 2. `out` overlaps nothing that is read.
-/// 3. If `aligned` is not 0, rows of products and of `out` are 16-byte aligned.
+///    them, one after the other; `weights`, `out` and `residual`, which may be null, a row each, at
+///    their strides.
+/// 2. `out` is `residual`, or overlaps nothing that is read.
+/// 3. If `aligned` is not 0, rows of products, `residual` and `out` are 16-byte aligned.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     overlaps,
@@ -37,6 +38,8 @@ pub unsafe fn combine_experts<T: Number, O: Number>(
     products: Global<()>,
     weights: Global<f32>,
     weights_stride: u32,
+    residual: Global<f32>,
+    residual_stride: u32,
     out: GlobalMut<()>,
     out_stride: u32,
     aligned: u32,
@@ -61,6 +64,12 @@ pub unsafe fn combine_experts<T: Number, O: Number>(
             let (weight, values) = (weights.get(choice), columns.load(row));
             for i in 0..VEC_ELEMS as usize {
                 sums[i] = math::fma(weight, values[i], sums[i]);
+            }
+        }
+        if !residual.is_null() {
+            let added = columns.load(residual.add(token as usize * residual_stride as usize));
+            for i in 0..VEC_ELEMS as usize {
+                sums[i] += added[i];
             }
         }
         columns.store(out.cast::<O>().add(token as usize * out_stride as usize), sums);

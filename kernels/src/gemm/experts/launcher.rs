@@ -153,6 +153,8 @@ pub struct ExpertOperands<E> {
     pub up: DevicePtr<u8>,
     /// `[num_experts * n]`, and as many of up with a gate; null for none.
     pub bias: [DevicePtr<f32>; 2],
+    /// `[max_tokens, n]`, added to sums.
+    pub residual: Option<Rows<f32>>,
     /// The outputs.
     pub out: ExpertOut<E>,
     /// [`ExpertLinear::workspace_bytes`], 256-byte aligned.
@@ -290,10 +292,10 @@ impl ExpertLinear {
         let sums = match operands.out {
             ExpertOut::Products(_) => None,
             ExpertOut::Sums(weights, out) => {
-                self.launch_sums::<E, E>(operands.num_tokens, products, weights, out)?
+                self.launch_sums::<E, E>(operands, products, weights, out)?
             }
             ExpertOut::SumsF32(weights, out) => {
-                self.launch_sums::<E, f32>(operands.num_tokens, products, weights, out)?
+                self.launch_sums::<E, f32>(operands, products, weights, out)?
             }
         };
         Ok([groups, product, sums].into_iter().flatten().collect())
@@ -546,21 +548,25 @@ impl ExpertLinear {
 
     fn launch_sums<E: Number, O: Number>(
         &self,
-        num_tokens: DevicePtr<u32>,
+        operands: &ExpertOperands<E>,
         products: Rows<E>,
         weights: Rows<f32>,
         out: Rows<O>,
     ) -> Result<Option<Launch>, LaunchError> {
+        let residual = operands.residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+        let is_aligned = out.is_aligned() && residual.is_aligned();
         let args = combine::combine_experts::Args {
-            num_tokens,
+            num_tokens: operands.num_tokens,
             top_k: self.top_k as u32,
             width: arg_u32("n", self.n)?,
             products: products.untyped_ptr(),
             weights: weights.ptr,
             weights_stride: weights.stride_arg()?,
+            residual: residual.ptr,
+            residual_stride: residual.stride_arg()?,
             out: out.untyped_ptr(),
             out_stride: out.stride_arg()?,
-            aligned: (self.n.is_multiple_of(VEC_ELEMS as usize) && out.is_aligned()).into(),
+            aligned: (self.n.is_multiple_of(VEC_ELEMS as usize) && is_aligned).into(),
         };
         let blocks = self.n.div_ceil((VEC_ELEMS * combine::NUM_THREADS) as usize);
         let grid = [self.max_tokens, blocks, 1];
@@ -576,9 +582,19 @@ impl<E> ExpertOperands<E> {
     /// The same memory, of another type, with products for outputs.
     fn cast<F>(&self) -> ExpertOperands<F> {
         let ExpertOperands { num_tokens, experts, x_by_choice, weight, .. } = *self;
-        let ExpertOperands { up, bias, workspace, .. } = *self;
+        let ExpertOperands { up, bias, residual, workspace, .. } = *self;
         let out = ExpertOut::Products(Rows::new(DevicePtr::null(), 0));
-        let x = self.x.cast();
-        ExpertOperands { num_tokens, experts, x, x_by_choice, weight, up, bias, out, workspace }
+        ExpertOperands {
+            num_tokens,
+            experts,
+            x: self.x.cast(),
+            x_by_choice,
+            weight,
+            up,
+            bias,
+            residual,
+            out,
+            workspace,
+        }
     }
 }
