@@ -36,10 +36,10 @@ const NUM_THREADS: u32 = 128;
 ///    `v` hold elements `T`, the pools `C`.
 /// 2. `rotary_dim` is even and at most `head_dim`.
 /// 3. `q` and the pools overlap nothing else.
-/// 4. If `aligned` is not 0, each head is 16-byte aligned in `q`, `k`, `v` and the pools, and so are
-///    `table`, `q_norm` and `k_norm`.
-/// 5. If `NORMED`, `q_norm` and `k_norm` hold `head_dim` elements, and [`Vectors::lanes`] are at most
-///    a warp's.
+/// 4. If `aligned` is not 0, each head is 16-byte aligned in `q`, `k`, `v` and the pools, and so
+///    are `table`, `q_norm` and `k_norm`.
+/// 5. If `NORMED`, `q_norm` and `k_norm` hold `head_dim` elements, and [`Vectors::lanes`] are at
+///    most a warp's.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     overlaps,

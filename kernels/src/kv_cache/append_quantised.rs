@@ -102,7 +102,8 @@ pub unsafe fn kv_append_quantised<T: Number>(
             row.store_elements(q, head_dim);
             return;
         }
-        let kv_head = (head - num_heads) % num_kv_heads;
+        // Never 0 heads; `max` tells the compiler.
+        let kv_head = (head - num_heads) % num_kv_heads.max(1);
         let (row, pool, format) = if head < num_heads + num_kv_heads {
             let k = k.cast::<T>().add(start(k_stride, kv_head));
             let row = if rotary_dim > 0 || !k_norm.is_null() {

@@ -27,8 +27,8 @@ impl<T: Number> Head<T> {
     /// # Safety
     /// 1. The whole warp calls this, `lanes` neighbours with one head, a power of two that is
     ///    [`Vectors::lanes`](super::Vectors::lanes).
-    /// 2. If the head exists, `row` and `weight` hold `head_dim` elements, `angles` `rotary_dim`, all
-    ///    16-byte aligned if `aligned`; no other warp writes `row`.
+    /// 2. If the head exists, `row` and `weight` hold `head_dim` elements, `angles`
+    ///    `rotary_dim`, all 16-byte aligned if `aligned`; no other warp writes `row`.
     #[inline(always)]
     pub unsafe fn load(&self, angles: Global<f32>, eps: f32) -> ([Columns; 2], [Vector; 2]) {
         let &Head { row, exists, weight, head_dim, rotary_dim, lane, lanes, aligned } = self;

@@ -15,6 +15,7 @@ use crate::gemm::quantised::packed;
 use crate::gemm::{Gpu, SumOrder};
 use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+use cuda_std::tensor_map::TensorMapSpec;
 use cuda_std::warp::WARP_SIZE;
 use gpu_types::{Activation, Dtype, Target};
 use half::{bf16, f16};
@@ -181,18 +182,6 @@ enum Kernel {
     Wgmma,
 }
 
-impl Kernel {
-    /// Most choices of a chunk.
-    fn chunk_rows(self) -> usize {
-        (match self {
-            Kernel::F32 => 1,
-            Kernel::Few => few::CHUNK_ROWS,
-            Kernel::Many => many::CHUNK_ROWS,
-            Kernel::Wgmma => wgmma::CHUNK_ROWS,
-        }) as usize
-    }
-}
-
 /// Addresses in the workspace; null of what is not needed.
 struct Workspace {
     chunks: u64,
@@ -238,9 +227,24 @@ impl ExpertLinear {
         (choices / rows + self.num_experts.min(choices)).min(choices)
     }
 
+    /// Most choices of a chunk.
+    fn chunk_rows(&self, kernel: Kernel) -> usize {
+        (match kernel {
+            Kernel::F32 => 1,
+            Kernel::Few => few::CHUNK_ROWS,
+            Kernel::Many => many::CHUNK_ROWS,
+            // No more than tokens: each has an expert once.
+            Kernel::Wgmma => {
+                wgmma::mma_rows(self.max_tokens.min(wgmma::MAX_CHUNK_ROWS as usize) as u32)
+            }
+        }) as usize
+    }
+
     /// The kernel of operands `E` on `gpu`.
     fn kernel<E: Number>(&self, gpu: Gpu) -> Kernel {
-        let has_wgmma = gpu.target == Target::Sm90a && self.stored == Stored::Dense;
+        let has_wgmma = gpu.target == Target::Sm90a
+            && self.stored == Stored::Dense
+            && (self.gate.is_none() || self.n.is_multiple_of(wgmma::GATE_ROWS as usize));
         let few_rows = if has_wgmma { FEW_ROWS_BESIDE_WGMMA } else { FEW_ROWS };
         let is_few = match self.order {
             SumOrder::Fastest => self.num_choices() < few_rows * self.num_experts,
@@ -321,7 +325,7 @@ impl ExpertLinear {
             top_k: arg_u32("experts of a token", self.top_k)?,
             experts: operands.experts.ptr,
             experts_stride: operands.experts.stride_arg()?,
-            chunk_rows: kernel.chunk_rows() as u32,
+            chunk_rows: self.chunk_rows(kernel) as u32,
             chunks: DevicePtr::new(at.chunks),
             order: DevicePtr::new(at.order),
         };
@@ -379,7 +383,7 @@ impl ExpertLinear {
         let is_it = |i: many::experts_many::Instance| i.w() == weight_type;
         let instance = many::experts_many::Instance::find(is_it).expect("all weights");
         let tiles = instance.tiles();
-        let chunks = self.max_chunks(kernel.chunk_rows());
+        let chunks = self.max_chunks(self.chunk_rows(kernel));
         let (k_warps, is_few) = (self.k_warps(), kernel == Kernel::Few);
         let columns = match is_few {
             true => (NUM_WARPS as usize / k_warps / num_parts(self.gate)) * TILE_ROWS as usize,
@@ -464,28 +468,26 @@ impl ExpertLinear {
         maps: Maps<'_>,
     ) -> Result<Option<Launch>, LaunchError> {
         self.check(operands)?;
+        let stages = wgmma::Stages::new(self.chunk_rows(Kernel::Wgmma) as u32);
         let block_columns = wgmma::BLOCK_COLUMNS as usize / num_parts(self.gate);
         let columns = self.n.div_ceil(block_columns);
-        let tiles = columns.saturating_mul(self.max_chunks(wgmma::CHUNK_ROWS as usize));
+        let tiles = columns.saturating_mul(self.max_chunks(stages.x_rows as usize));
         let grid = [tiles.min(gpu.num_sms), 1, 1];
-        let (threads, shared_bytes) = (wgmma::NUM_THREADS, wgmma::SHARED_BYTES);
-        let geometry = Geometry::new(grid, threads as usize, shared_bytes as usize)?;
+        let shared_bytes = stages.shared_bytes() as usize;
+        let geometry = Geometry::new(grid, wgmma::NUM_THREADS as usize, shared_bytes)?;
         let Some(geometry) = geometry else { return Ok(None) };
-        let mut map = |weight: DevicePtr<u8>| {
-            let matrices = Rows::<f16>::new(DevicePtr::new(weight.0), self.k);
-            let rows = self.num_experts.saturating_mul(self.n);
-            let boxes = [wgmma::BOX_ROWS, BLOCK_K].map(|size| size as usize);
-            maps(&tensor_map(&matrices, [rows, self.k], boxes))
-        };
-        let weight_map = map(operands.weight);
+        arg_u32("elements of x", self.max_tokens.saturating_mul(operands.x.row_stride))?;
         let args = wgmma::experts_wgmma::Args {
             top_k: self.top_k as u32,
             chunks: DevicePtr::new(at.chunks),
             order: DevicePtr::new(at.order),
             columns: arg_u32("n", columns)?,
+            num_stages: stages.num,
+            x_rows: stages.x_rows,
             n: arg_u32("n", self.n)?,
             k: arg_u32("k", self.k)?,
             gate: gate_arg(self.gate),
+            up_is_first: (operands.up.0 < operands.weight.0).into(),
             x: DevicePtr::new(operands.x.ptr.0),
             x_stride: operands.x.stride_arg()?,
             x_choice_stride: self.x_choice_stride(operands.x_by_choice),
@@ -494,12 +496,32 @@ impl ExpertLinear {
             out: products.untyped_ptr(),
             out_stride: products.stride_arg()?,
             out_choice_stride: self.n as u32,
-            up_map: if self.gate.is_some() { map(operands.up) } else { weight_map.clone() },
-            weight_map,
+            weight: maps(&self.wgmma_map(operands)),
         };
         let is_it = |i: wgmma::experts_wgmma::Instance| Some(i.e()) == type_of(E::DTYPE);
         let instance = wgmma::experts_wgmma::Instance::find(is_it).expect("both types");
         Ok(Some(args.launch(instance, geometry)))
+    }
+
+    /// The map of the rows of all experts; with a gate those of gate and of up, eight of each in turn.
+    fn wgmma_map<E>(&self, operands: &ExpertOperands<E>) -> TensorMapSpec {
+        let (weight, up) = (operands.weight.0, operands.up.0);
+        let rows = self.num_experts.saturating_mul(self.n);
+        let matrices = Rows::<f16>::new(DevicePtr::new(weight), self.k);
+        let boxes = [wgmma::BLOCK_COLUMNS, BLOCK_K].map(|size| size as usize);
+        let map = tensor_map(&matrices, [rows, self.k], boxes);
+        if self.gate.is_none() {
+            return map;
+        }
+        let row_bytes = map.strides_bytes[0];
+        let group = wgmma::GATE_ROWS;
+        TensorMapSpec {
+            address: weight.min(up),
+            dims: vec![map.dims[0], group.into(), 2, rows as u64 / u64::from(group)],
+            strides_bytes: vec![row_bytes, weight.abs_diff(up), u64::from(group) * row_bytes],
+            box_dims: vec![BLOCK_K, group, 2, wgmma::BLOCK_COLUMNS / 2 / group],
+            ..map
+        }
     }
 
     /// The kernels' type of the weight.

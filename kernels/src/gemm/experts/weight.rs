@@ -3,8 +3,8 @@
 
 use crate::element::Half;
 use crate::gemm::quantised::format::{
-    Format, Mins, STEP_K, TILE_ROWS, TILE_UNITS, Tiles, UNIT_K, UNIT_STEPS, lane_group,
-    lane_pair, quant_scale,
+    Format, Mins, STEP_K, TILE_ROWS, TILE_UNITS, Tiles, UNIT_K, UNIT_STEPS, lane_group, lane_pair,
+    quant_scale,
 };
 use crate::gemm::quantised::prompt::fragment::fragment;
 use core::marker::PhantomData;
