@@ -204,15 +204,15 @@ impl<T: Element> Global<T> {
         unsafe { ld_stream_if(self.0.wrapping_add(index), condition) }
     }
 
-    /// Starts to bring the line of 128 bytes that holds element `index` into L2.
-    #[doc = ptx!("prefetch.global.L2")]
+    /// Starts to bring the line of 128 bytes that holds element `index` into L1.
+    #[doc = ptx!("prefetch.global.L1")]
     #[inline(always)]
     pub fn prefetch(self, index: usize) {
         let line = self.0.wrapping_add(index);
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: a prefetch has no effect but in the caches, whatever the address.
         unsafe {
-            asm!("prefetch.global.L2 [{}];", in(reg64) line, options(nostack, preserves_flags));
+            asm!("prefetch.global.L1 [{}];", in(reg64) line, options(nostack, preserves_flags));
         }
         #[cfg(not(target_arch = "nvptx64"))]
         let _ = line;

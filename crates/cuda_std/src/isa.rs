@@ -105,7 +105,7 @@ sections! { $
     ];
     "data-movement-and-conversion-instructions-prefetch-prefetchu", "SM 90": ["prefetch.tensormap"];
     "data-movement-and-conversion-instructions-prefetch-prefetchu", "every SM": [
-        "prefetch.global.L2"
+        "prefetch.global.L1"
     ];
     "data-movement-and-conversion-instructions-mapa", "SM 90": ["mapa.shared::cluster.u32"];
 

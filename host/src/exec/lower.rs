@@ -248,16 +248,29 @@ struct Lowering<'a> {
     step_buffer: StepBuffer,
     gpu: Gpu,
     maps: TensorMaps,
+    /// What the operation before has grouped in the workspace: choices of experts, and by how many.
+    grouping: Option<(View, usize)>,
 }
 
 impl<'a> Lowering<'a> {
     fn new(plan: &'a Plan, addresses: &'a Addresses, gpu: Gpu, encode: Encode) -> Self {
         let (step_buffer, maps) = (StepBuffer::new(plan, gpu), TensorMaps::new(encode));
-        Lowering { plan, addresses, step: step_buffer.inputs, step_buffer, gpu, maps }
+        Lowering {
+            plan,
+            addresses,
+            step: step_buffer.inputs,
+            step_buffer,
+            gpu,
+            maps,
+            grouping: None,
+        }
     }
 
     /// By the type of its operands: the 16-bit one if there is one.
     fn op(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
+        if !matches!(op, Op::ExpertLinear(_)) {
+            self.grouping = None;
+        }
         if let Op::Embedding { table, out, scale } = *op
             && self.plan.weight(table).has_tiles()
         {

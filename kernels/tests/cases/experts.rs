@@ -261,6 +261,7 @@ impl Case {
                 Some(true) => ExpertOut::SumsF32(factors_at, out_f32),
             },
             workspace,
+            is_grouped: false,
         };
         // Fewer SMs than there are tiles: blocks have several.
         let gpu = Gpu { target: self.target, num_sms: 3, overlaps: true };
@@ -503,6 +504,7 @@ fn wrong_layers_are_refused() {
             out: ExpertOut::Products(Rows::new(DevicePtr::new(256), 32)),
             residual: None,
             workspace: 256,
+            is_grouped: false,
         };
         let launches = layer.launches(Gpu::HOPPER, &operands, &mut TensorMapSpec::emulated);
         match launches {

@@ -96,6 +96,9 @@ impl Lowering<'_> {
     ) -> Result<Vec<Launch>, ExecError> {
         let &ExpertLinear { x, experts, weight, bias, gate, weights, residual, out, .. } = op;
         let layer = layer(self.plan, op)?;
+        let grouping = layer.grouping::<E>(self.gpu).map(|rows| (experts, rows));
+        let is_grouped = grouping.is_some() && grouping == self.grouping;
+        self.grouping = grouping;
         let matrix = |id: WeightId| {
             if layer.stored == Stored::Dense {
                 self.weight::<E>(id)?;
@@ -121,6 +124,7 @@ impl Lowering<'_> {
             residual: residual.map(|residual| self.view(residual)).transpose()?,
             out,
             workspace: self.addresses.workspace,
+            is_grouped,
         };
         let (gpu, maps) = (self.gpu, &mut self.maps);
         let launches = layer.launches(gpu, &operands, &mut |spec| maps.encode(spec));

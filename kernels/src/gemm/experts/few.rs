@@ -129,13 +129,17 @@ pub unsafe fn experts_few<W: Weight>(
         let mut acc = [0.0; 4];
         if row * TILE_ROWS < n {
             let at = TileRow { weight, n, k, expert: chunk.expert, row };
-            // All of it is on its way to L2 while the first units are multiplied.
-            W::prefetch(&W::row(at), k_warp, k_warps);
             let mut units = WarpUnits::<W, RING>::new(at, k_warp, k_warps);
             // A row without a choice has the first one's: its results are not stored.
             let choice =
                 chunk.rows.get(if lane_group() < chunk.num_rows { lane_group() } else { 0 });
             let x = x.add(offset(choice, top_k, [x_stride, x_choice_stride]));
+            // The warps share the rows: each brings its part into L1.
+            let mut at = (warp::warp_idx() * 4 + lane_pair()) * UNIT_K;
+            while at < k {
+                x.prefetch(at as usize);
+                at += NUM_WARPS * 4 * UNIT_K;
+            }
             while units.first_column(0) < k {
                 unroll!(i in 0..4, {
                     let x = x.wrapping_add(units.first_column(0) as usize + units.columns_to(i));

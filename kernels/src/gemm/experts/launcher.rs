@@ -160,6 +160,9 @@ pub struct ExpertOperands<E> {
     pub out: ExpertOut<E>,
     /// [`ExpertLinear::workspace_bytes`], 256-byte aligned.
     pub workspace: u64,
+    /// Whether the launches just before, of a layer of the same choices and [`ExpertLinear::grouping`],
+    /// have grouped them in the workspace.
+    pub is_grouped: bool,
 }
 
 /// The outputs of [`ExpertLinear`].
@@ -289,7 +292,7 @@ impl ExpertLinear {
             Kernel::Few | Kernel::Many => self.launch_16(kernel, operands, products, &at)?,
             Kernel::Wgmma => self.launch_wgmma(gpu, operands, products, &at, maps)?,
         };
-        let groups = match self.is_grouped(kernel) {
+        let groups = match self.is_grouped(kernel) && !operands.is_grouped {
             true => self.launch_groups(kernel, operands, &at)?,
             false => None,
         };
@@ -303,6 +306,12 @@ impl ExpertLinear {
             }
         };
         Ok([groups, product, sums].into_iter().flatten().collect())
+    }
+
+    /// Most choices of a group, where a launch groups those of experts.
+    pub fn grouping<E: Number>(&self, gpu: Gpu) -> Option<usize> {
+        let kernel = self.kernel::<E>(gpu);
+        self.is_grouped(kernel).then(|| self.chunk_rows(kernel))
     }
 
     /// Whether a launch before that of `kernel` groups the choices.
@@ -604,7 +613,7 @@ impl<E> ExpertOperands<E> {
     /// The same memory, of another type, with products for outputs.
     fn cast<F>(&self) -> ExpertOperands<F> {
         let ExpertOperands { num_tokens, experts, x_by_choice, weight, .. } = *self;
-        let ExpertOperands { up, bias, residual, workspace, .. } = *self;
+        let ExpertOperands { up, bias, residual, workspace, is_grouped, .. } = *self;
         let out = ExpertOut::Products(Rows::new(DevicePtr::null(), 0));
         ExpertOperands {
             num_tokens,
@@ -617,6 +626,7 @@ impl<E> ExpertOperands<E> {
             residual,
             out,
             workspace,
+            is_grouped,
         }
     }
 }

@@ -61,9 +61,6 @@ pub trait Weight: 'static {
     /// The lane's part of a row of tiles.
     fn row(at: TileRow) -> Self::Row;
 
-    /// Starts to bring every `step`-th tile from `first` on into L2; the warp calls this together.
-    fn prefetch(row: &Self::Row, first: u32, step: u32);
-
     /// Issues the loads of the scales of tile `tile` along k; none past the last.
     ///
     /// # Safety
@@ -113,20 +110,6 @@ impl<F: Format + 'static> Weight for F {
             Tiles::new::<F>(weight, k).below(expert * row_tiles + row)
         } else {
             Tiles::new::<F>(weight, 0)
-        }
-    }
-
-    #[inline(always)]
-    fn prefetch(row: &Tiles, first: u32, step: u32) {
-        let mut tile = first;
-        while tile < row.num_tiles {
-            let (start, bytes) = (row.at::<F>(0, tile), row.bytes_of::<F>(tile));
-            let mut at = warp::lane_id() * LINE_BYTES;
-            while at < bytes {
-                start.prefetch(at as usize);
-                at += warp::WARP_SIZE * LINE_BYTES;
-            }
-            tile += step;
         }
     }
 
@@ -239,17 +222,6 @@ impl<E: Half + 'static> Weight for Dense<E> {
     }
 
     #[inline(always)]
-    fn prefetch(row: &DenseRow, first: u32, step: u32) {
-        // A line a row and unit: lanes of a group take both rows of two units.
-        let mut tile = first + lane_pair() / 2 * step;
-        let from = if lane_pair() % 2 == 0 { row.rows[0] } else { row.rows[1] };
-        while tile * UNIT_K < row.k {
-            from.prefetch((tile * UNIT_K / 2) as usize);
-            tile += 2 * step;
-        }
-    }
-
-    #[inline(always)]
     unsafe fn load_scales(_: &DenseRow, _: u32) {}
 
     #[inline(always)]
@@ -288,9 +260,6 @@ impl<E: Half + 'static> Weight for Dense<E> {
         1.0
     }
 }
-
-/// Bytes of a line of the cache.
-const LINE_BYTES: u32 = 128;
 
 /// Units that a warp multiplies in a round: of one tile, or each of a tile of its own.
 pub const ROUND: usize = 4;
