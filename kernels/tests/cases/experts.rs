@@ -1,5 +1,7 @@
 //! Mixtures of experts: routers, groups, linear layers of every weight, sums.
 
+mod norm_route;
+
 use super::linear::weights;
 use crate::harness::*;
 use cuda_std::launch::{DevicePtr, LaunchError};

@@ -67,13 +67,31 @@ impl Route {
     /// [`LaunchError`] for more than 512 experts, a `top_k` beyond their number, more than 32 groups or
     /// some that do not divide the experts, and sizes beyond a `u32`.
     pub fn launch(&self, operands: &RouteOperands) -> Result<Option<Launch>, LaunchError> {
-        let RouteOperands { num_tokens, logits, bias, experts, weights } = *operands;
+        let args = self.args(operands)?;
+        let grid = [self.max_tokens.div_ceil(route::WARPS as usize), 1, 1];
+        let geometry = Geometry::new(grid, route::NUM_THREADS as usize, 0)?;
+        let takes = |i: route::route_f32::Instance| self.num_experts <= WARP_SIZE as usize * i.n();
+        let instance = route::route_f32::Instance::find(takes).expect("one for the most experts");
+        Ok(geometry.map(|geometry| args.launch(instance, geometry)))
+    }
+
+    pub(super) fn check(&self) -> Result<(), LaunchError> {
         check_experts(self.num_experts, self.top_k)?;
-        let [num_groups, top_groups] = self.groups.unwrap_or([1, 1]);
+        let [num_groups, _] = self.groups.unwrap_or([1, 1]);
         if !(1..=32).contains(&num_groups) || !self.num_experts.is_multiple_of(num_groups) {
             return refuse("groups", num_groups, "at most 32 that divide the experts");
         }
-        let args = route::route_f32::Args {
+        Ok(())
+    }
+
+    pub(super) fn args(
+        &self,
+        operands: &RouteOperands,
+    ) -> Result<route::route_f32::Args, LaunchError> {
+        let RouteOperands { num_tokens, logits, bias, experts, weights } = *operands;
+        self.check()?;
+        let [num_groups, top_groups] = self.groups.unwrap_or([1, 1]);
+        Ok(route::route_f32::Args {
             num_tokens,
             num_experts: self.num_experts as u32,
             top_k: self.top_k as u32,
@@ -88,12 +106,7 @@ impl Route {
             experts_stride: experts.stride_arg()?,
             weights: weights.ptr,
             weights_stride: weights.stride_arg()?,
-        };
-        let grid = [self.max_tokens.div_ceil(route::WARPS as usize), 1, 1];
-        let geometry = Geometry::new(grid, route::NUM_THREADS as usize, 0)?;
-        let takes = |i: route::route_f32::Instance| self.num_experts <= WARP_SIZE as usize * i.n();
-        let instance = route::route_f32::Instance::find(takes).expect("one for the most experts");
-        Ok(geometry.map(|geometry| args.launch(instance, geometry)))
+        })
     }
 }
 

@@ -11,6 +11,7 @@ pub mod few;
 pub mod group;
 pub mod linear_f32;
 pub mod many;
+pub mod norm_route;
 pub mod route;
 mod weight;
 pub mod wgmma;
@@ -19,3 +20,5 @@ pub mod wgmma;
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{ExpertLinear, ExpertOperands, ExpertOut, Route, RouteOperands, Stored};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use norm_route::{NormRoute, NormRouteOperands};

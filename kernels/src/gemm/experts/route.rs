@@ -89,53 +89,44 @@ fn take_largest<const N: usize>(keys: &mut [u32; N], values: &[f32; N]) -> (u32,
     (chosen, warp::shuffle_idx(value, chosen % warp::WARP_SIZE))
 }
 
-/// A warp a token, of up to `32 * N` experts.
+/// How experts are chosen.
+#[derive(Clone, Copy)]
+pub(super) struct Choice {
+    pub num_experts: u32,
+    pub top_k: u32,
+    pub normalise: u32,
+    pub scale: f32,
+    pub bias: Global<f32>,
+    pub num_groups: u32,
+    pub top_groups: u32,
+}
+
+/// Writes the experts of a token, of up to `32 * N`, and their weights. The whole warp calls
+/// this.
 ///
 /// # Safety
-/// 1. `num_tokens` is one element; the matrices hold that many rows at their strides; `top_k` is at
-///    most `num_experts`, and that at most `32 * N`.
-/// 2. `bias` holds an element an expert, or is null: scores are then a softmax. `num_groups`, at most
-///    32, divides `num_experts`.
-#[kernel(
-    launch_bounds(NUM_THREADS, 1),
-    overlaps,
-    instances(route_f32_e128 = <4>, route_f32_e256 = <8>, route_f32_e512 = <16>)
-)]
-pub unsafe fn route_f32<const N: usize>(
-    num_tokens: Global<u32>,
-    num_experts: u32,
-    top_k: u32,
-    normalise: u32,
-    scale: f32,
-    bias: Global<f32>,
-    num_groups: u32,
-    top_groups: u32,
+/// 1. `logits` holds `num_experts` elements, at most `32 * N`, `experts` and `weights` hold
+///    `top_k`, at most `num_experts`, which no other warp reads or writes.
+/// 2. `bias` holds an element an expert, or is null: scores are then a softmax. `num_groups`, at
+///    most 32, divides `num_experts`.
+#[inline(always)]
+pub(super) unsafe fn choose<const N: usize>(
+    choice: Choice,
     logits: Global<f32>,
-    logits_stride: u32,
     experts: GlobalMut<u32>,
-    experts_stride: u32,
     weights: GlobalMut<f32>,
-    weights_stride: u32,
 ) {
+    let Choice { num_experts, top_k, normalise, scale, bias, num_groups, top_groups } = choice;
     let lane = warp::lane_id();
-    let token = thread::block_idx_x() * WARPS + warp::warp_idx();
-    // SAFETY: one element, a step input: no launch of the step writes it.
-    let num_tokens = unsafe { num_tokens.get(0) };
-    grid::wait_for_dependencies();
-    grid::launch_dependents();
-    if token >= num_tokens {
-        return;
-    }
-    // SAFETY: the token exists, and each expert, by the checks.
+    // SAFETY: each expert is inside, by the checks.
     unsafe {
-        let row = logits.add(token as usize * logits_stride as usize);
         let is_softmax = bias.is_null();
         let mut scores = [f32::NEG_INFINITY; N];
         let mut biases = [0.0; N];
         for i in 0..N {
             let expert = i as u32 * warp::WARP_SIZE + lane;
             if expert < num_experts {
-                scores[i] = row.get(expert as usize);
+                scores[i] = logits.get(expert as usize);
                 biases[i] = if is_softmax { 0.0 } else { bias.get(expert as usize) };
             }
         }
@@ -175,8 +166,6 @@ pub unsafe fn route_f32<const N: usize>(
         }
 
         // 2. The largest, one after the other.
-        let experts = experts.add(token as usize * experts_stride as usize);
-        let weights = weights.add(token as usize * weights_stride as usize);
         let mut sum = 0.0;
         for choice in 0..top_k as usize {
             let (expert, weight) = take_largest(&mut keys, &scores);
@@ -194,5 +183,51 @@ pub unsafe fn route_f32<const N: usize>(
                 weights.set(choice, weights.get(choice) / divisor * scale);
             }
         }
+    }
+}
+
+/// A warp a token, of up to `32 * N` experts.
+///
+/// # Safety
+/// 1. `num_tokens` is one element; the matrices hold that many rows at their strides.
+/// 2. The rest is as [`choose`] requires.
+#[kernel(
+    launch_bounds(NUM_THREADS, 1),
+    overlaps,
+    instances(route_f32_e128 = <4>, route_f32_e256 = <8>, route_f32_e512 = <16>)
+)]
+pub unsafe fn route_f32<const N: usize>(
+    num_tokens: Global<u32>,
+    num_experts: u32,
+    top_k: u32,
+    normalise: u32,
+    scale: f32,
+    bias: Global<f32>,
+    num_groups: u32,
+    top_groups: u32,
+    logits: Global<f32>,
+    logits_stride: u32,
+    experts: GlobalMut<u32>,
+    experts_stride: u32,
+    weights: GlobalMut<f32>,
+    weights_stride: u32,
+) {
+    let token = thread::block_idx_x() * WARPS + warp::warp_idx();
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let num_tokens = unsafe { num_tokens.get(0) };
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
+    if token >= num_tokens {
+        return;
+    }
+    let choice = Choice { num_experts, top_k, normalise, scale, bias, num_groups, top_groups };
+    // SAFETY: the token exists, by the check.
+    unsafe {
+        choose::<N>(
+            choice,
+            logits.add(token as usize * logits_stride as usize),
+            experts.add(token as usize * experts_stride as usize),
+            weights.add(token as usize * weights_stride as usize),
+        );
     }
 }
