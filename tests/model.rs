@@ -182,10 +182,12 @@ fn a_fused_plan_gives_the_same_bits() {
                 let of_rope = if is_rotated { 2 + of_heads } else { 0 };
                 // Of attention: its norm, and its residual.
                 let of_norms = if norms == NormPlacement::Before { 2 } else { 0 };
+                // The gate; the norm and the router, and the residual.
+                let of_experts = if norms == NormPlacement::Before { 2 + 2 + 1 } else { 2 };
                 let of_mlp = match layer.has_experts {
                     false => 1 + of_norms,
-                    true if shared.is_some() => 2 + 1 + 1,
-                    true => 2,
+                    true if shared.is_some() => of_experts + 1 + 1,
+                    true => of_experts,
                 };
                 of_rope + of_norms + of_mlp
             };

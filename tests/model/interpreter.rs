@@ -77,7 +77,10 @@ impl<'a> Interpreter<'a> {
                 let data = self.linear(&linear);
                 self.write(linear.out, &data);
             }
-            Op::Route(route) => self.route(&route),
+            Op::Route(route) => {
+                route.router_ops().for_each(|op| self.op(&op));
+                self.route(&route);
+            }
             Op::ExpertLinear(op) => {
                 let mut data = self.expert_linear(&op);
                 if let Some(residual) = op.residual {

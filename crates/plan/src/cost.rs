@@ -2,8 +2,8 @@
 //! step.
 
 use super::{
-    AllReduce, Attention, ExpertLinear, Linear, MaterializedAttention, Op, Plan, RopeAppend, Route,
-    Rows, StepInputs, View,
+    AllReduce, Attention, ExpertLinear, Linear, MaterializedAttention, Op, Plan, RopeAppend, Rows,
+    StepInputs, View,
 };
 
 /// Operations of a norm for each element.
@@ -165,8 +165,10 @@ impl Plan {
                 cost.flops = flops * self.view_elems(*x, shape);
             }
             Op::Linear(linear) => cost.flops = self.linear_flops(linear, shape),
-            Op::Route(Route { logits, .. }) => {
-                cost.flops = SOFTMAX_FLOPS * self.view_elems(*logits, shape);
+            Op::Route(route) => {
+                let of_router = route.router_ops().map(|op| self.op_cost(&op, shape).flops);
+                cost.flops = SOFTMAX_FLOPS * self.view_elems(route.logits, shape);
+                cost.flops += of_router.sum::<usize>();
             }
             Op::ExpertLinear(op) => {
                 let weight = self.weight(op.weight);

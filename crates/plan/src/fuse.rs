@@ -3,6 +3,7 @@
 //! | first | second | fused, and what is not stored any more |
 //! | --- | --- | --- |
 //! | norm of f32 rows | linear layer | [`Linear::norm`]: the operand |
+//! | norm and router's linear layer | choice of experts | [`Route::router`]: nothing |
 //! | linear layer | gate of its two halves | [`Linear::gate`]: gate and up |
 //! | gate | linear layer | [`Linear::gate_before`]: the operand |
 //! | two linear layers of experts | their gate | [`ExpertLinear::gate`]: gate and up |
@@ -21,7 +22,7 @@
 use super::memory::{Lifetime, lifetimes};
 use super::{
     Activation, AllReduce, AppendAttention, Attention, Dtype, ExpertGate, ExpertLinear, Fusion,
-    Linear, Norm, Op, Plan, QkNorm, RopeAppend, View,
+    Linear, Norm, Op, Plan, QkNorm, RopeAppend, Route, Router, View,
 };
 
 impl Plan {
@@ -32,8 +33,8 @@ impl Plan {
         let pass = Pass { plan: self, lifetimes: lifetimes(self) };
         let mut ops: Vec<Op> = Vec::with_capacity(self.ops.len());
         for (index, op) in self.ops.iter().enumerate() {
-            if let [.., gate, up] = &ops[..]
-                && let Some(fused) = pass.expert_gate([gate, up], op, index).filter(&takes)
+            if let [.., first, second] = &ops[..]
+                && let Some(fused) = pass.triple([first, second], op, index).filter(&takes)
             {
                 ops.truncate(ops.len() - 2);
                 ops.push(fused);
@@ -132,6 +133,36 @@ impl Pass<'_> {
             && is_alive
             && self.is_passed_on(linear.x, index);
         fits.then_some(Op::Linear(Linear { x, norm: Some(norm), ..*linear }))
+    }
+
+    /// What two operations and `op`, operation `index` after them, are together.
+    fn triple(&self, before: [&Op; 2], op: &Op, index: usize) -> Option<Op> {
+        match op {
+            Op::Route(route) => self.norm_route(before, route, index),
+            _ => self.expert_gate(before, op, index),
+        }
+    }
+
+    /// A norm of f32 rows, which are alive after it in any case, the linear layer of a router and
+    /// the choice of experts. Others read the normed rows.
+    fn norm_route(&self, before: [&Op; 2], route: &Route, index: usize) -> Option<Op> {
+        let (&Op::RmsNorm { x, weight: norm, out: normed, eps }, Op::Linear(linear)) =
+            (before[0], before[1])
+        else {
+            return None;
+        };
+        let &Linear { weight, bias, .. } = linear;
+        let router = Router { x, norm: Norm { weight: norm, eps }, normed, weight, bias };
+        let is_alive = self.lifetimes[x.tensor.0].is_some_and(|life| life.last >= index);
+        let fused = Route { router: Some(router), ..*route };
+        let fits = self.plan.numerics.fusion.norm_gemm
+            && fused.router_ops().eq(before.into_iter().cloned())
+            && self.plan.dtype(x) == Dtype::F32
+            && self.plan.weight(norm).cols == x.width
+            && Op::Route(fused).writes().iter().all(|out| out.tensor != x.tensor)
+            && is_alive
+            && self.is_passed_on(route.logits, index);
+        fits.then_some(Op::Route(fused))
     }
 
     /// The linear layers of the gate and of up of experts, and their gate.

@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// a kernel for; what is off runs as operations of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fusion {
-    /// RMSNorm as the operand of the linear layer after it.
+    /// RMSNorm as the operand of the linear layer after it, or with a router and its choice.
     pub norm_gemm: bool,
     /// The SwiGLU gate as the epilogue of the linear layer of gate and up.
     pub gemm_swiglu: bool,

@@ -35,7 +35,7 @@ pub use memory::ArenaLayout;
 pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};
 pub use op::{
     AllReduce, AppendAttention, Attention, ExpertGate, ExpertLinear, Groups, Linear,
-    MaterializedAttention, Norm, Op, QkNorm, RopeAppend, Route, Scores,
+    MaterializedAttention, Norm, Op, QkNorm, RopeAppend, Route, Router, Scores,
 };
 pub use precision::Precision;
 pub use rank::Rank;

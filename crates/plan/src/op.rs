@@ -165,7 +165,9 @@ impl Linear {
 /// ones that of the lower index.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Route {
-    /// `[tokens, num_experts]` f32.
+    /// What the logits are computed from, where that is fused with the choice.
+    pub router: Option<Router>,
+    /// `[tokens, num_experts]` f32. A router writes them.
     pub logits: View,
     /// What the experts are chosen by, and weighted with.
     pub scores: Scores,
@@ -178,6 +180,34 @@ pub struct Route {
     pub experts: View,
     /// As `experts`, f32: what their outputs are multiplied with.
     pub weights: View,
+}
+
+/// [`Op::RmsNorm`] of whole rows, then a linear layer to the logits of [`Route`]. The normed rows
+/// are to the same bits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Router {
+    /// `[tokens, k]` f32.
+    pub x: View,
+    /// The norm of `x`.
+    pub norm: Norm,
+    /// `[tokens, k]`, `x` after the norm, which the experts read.
+    pub normed: View,
+    /// `[num_experts, k]`.
+    pub weight: WeightId,
+    /// `[num_experts]`.
+    pub bias: Option<WeightId>,
+}
+
+impl Route {
+    /// The norm and the linear layer that it begins with; none without a router.
+    pub fn router_ops(&self) -> impl Iterator<Item = Op> {
+        let logits = self.logits;
+        self.router.into_iter().flat_map(move |router| {
+            let Router { x, norm: Norm { weight: norm, eps }, normed, weight, bias } = router;
+            let linear = Linear { bias, ..Linear::new(normed, weight, logits) };
+            [Op::RmsNorm { x, weight: norm, out: normed, eps }, Op::Linear(linear)]
+        })
+    }
 }
 
 /// How experts are chosen and weighted.
@@ -368,7 +398,8 @@ impl Op {
             Op::Linear(Linear { norm: Some(_), gate: None, .. }) => "norm_linear",
             Op::Linear(Linear { norm: None, .. }) => "linear_gate",
             Op::Linear(_) => "norm_linear_gate",
-            Op::Route(_) => "route",
+            Op::Route(Route { router: None, .. }) => "route",
+            Op::Route(_) => "norm_route",
             Op::ExpertLinear(_) => "expert_linear",
             Op::Rope { .. } => "rope",
             Op::KvAppend { .. } => "kv_append",
@@ -412,7 +443,9 @@ impl Op {
                 let gate = gate_before.map(|(_, gate)| gate);
                 [x].into_iter().chain(gate).chain(residual).collect()
             }
-            Op::Route(Route { logits, .. }) => vec![logits],
+            Op::Route(Route { router, logits, .. }) => {
+                vec![router.map_or(logits, |router| router.x)]
+            }
             Op::ExpertLinear(ExpertLinear { x, experts, weights, residual, .. }) => {
                 [x, experts].into_iter().chain(weights).chain(residual).collect()
             }
@@ -451,7 +484,10 @@ impl Op {
                 vec![out]
             }
             Op::Rope { x, .. } => vec![x],
-            Op::Route(Route { experts, weights, .. }) => vec![experts, weights],
+            Op::Route(Route { router, logits, experts, weights, .. }) => {
+                let of_router = router.map(|router| [router.normed, logits]);
+                of_router.into_iter().flatten().chain([experts, weights]).collect()
+            }
             Op::AllReduce(AllReduce { x, residual, norm }) => {
                 [x].into_iter().chain(residual).chain(norm.map(|(_, out)| out)).collect()
             }
@@ -472,7 +508,13 @@ impl Op {
                 let others = [bias].into_iter().chain(of_gate.into_iter().flatten()).flatten();
                 [weight].into_iter().chain(others).collect()
             }
-            Op::Route(Route { scores: Scores::Sigmoid { bias, .. }, .. }) => vec![bias],
+            Op::Route(ref route) => {
+                let bias = match route.scores {
+                    Scores::Softmax => None,
+                    Scores::Sigmoid { bias, .. } => Some(bias),
+                };
+                route.router_ops().flat_map(|op| op.weights()).chain(bias).collect()
+            }
             Op::RopeAppend(RopeAppend { norm, .. }) => {
                 norm.into_iter().flat_map(|norm| [norm.q, norm.k]).collect()
             }

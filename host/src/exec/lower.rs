@@ -9,6 +9,7 @@ use kernels::Rows as Operand;
 use kernels::attention::{self, AttentionOperands, AttentionWorkspace, SeqInputs};
 use kernels::gate_rows::GateRows;
 use kernels::gather_rows::GatherRows;
+use kernels::gemm::experts::NormRoute;
 use kernels::gemm::layer::{Segment, segments};
 use kernels::gemm::quantised::gather::GatherQuantised;
 use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf, SumOrder};
@@ -167,6 +168,7 @@ pub fn counter_bytes(plan: &Plan) -> usize {
     let bytes = |op: &Op| match (op.attention(), op) {
         (Some(op), _) => attention_counters(plan, op) * size_of::<u32>(),
         (None, Op::Sample { x, .. }) => sample(plan, *x).zeroed_bytes(),
+        (None, Op::Route(_)) => NormRoute::MAX_TOKENS * size_of::<u32>(),
         _ => 0,
     };
     plan.ops.iter().map(bytes).max().unwrap_or(0)
@@ -343,7 +345,7 @@ impl<'a> Lowering<'a> {
                 }
             }
             Op::Linear(ref linear) => return self.linear(linear),
-            Op::Route(ref route) => self.route(route)?,
+            Op::Route(ref route) => self.route::<E>(route)?,
             Op::ExpertLinear(ref linear) => return self.expert_linear::<E>(linear),
             Op::Rope { x, table, head_dim } => {
                 let rotary_dim = self.plan.constant(table).cols;

@@ -37,6 +37,13 @@ impl Collector {
                 Op::Linear(linear) => {
                     (plan.weight(linear.weight), linear_entry(plan, linear, activations)?)
                 }
+                // What a router reads is stored.
+                Op::Route(route) => match route.router_ops().last() {
+                    Some(Op::Linear(router)) => {
+                        (plan.weight(router.weight), linear_entry(plan, &router, activations)?)
+                    }
+                    _ => return Ok(()),
+                },
                 Op::ExpertLinear(layer) => {
                     let weight = plan.weight(layer.weight);
                     if !weight.parts.iter().all(|part| self.names.contains_key(&part.source)) {

@@ -79,7 +79,10 @@ impl Plan {
                 is("out", self.dtype(out), if x == Dtype::F32 { any } else { &same })
             }
             Op::Linear(ref linear) => self.check_linear_dtypes(&at, linear),
-            Op::Route(Route { logits, scores, experts, weights, .. }) => {
+            Op::Route(ref route) => {
+                let &Route { router, logits, scores, experts, weights, .. } = route;
+                route.router_ops().try_for_each(|op| self.check_dtypes(index, &op))?;
+                router.map_or(Ok(()), |router| is("x", self.dtype(router.x), &[Dtype::F32]))?;
                 if let Scores::Sigmoid { bias, .. } = scores {
                     self.check_vector(&at, "the bias", bias)?;
                 }

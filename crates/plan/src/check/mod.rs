@@ -7,7 +7,7 @@ mod tests;
 use super::{
     AllReduce, AppendAttention, Attention, Constant, ConstantId, Dtype, ExpertGate, ExpertLinear,
     Groups, Linear, MaterializedAttention, Op, PartTransform, Plan, PlanError, RopeAppend, Route,
-    Rows, Scores, View, Weight, WeightId, WeightPart,
+    Router, Rows, Scores, View, Weight, WeightId, WeightPart,
 };
 
 impl Plan {
@@ -197,6 +197,10 @@ impl Plan {
 
     fn check_route(&self, op: &Route) -> Result<(), String> {
         let &Route { logits, scores, scale, experts, weights, .. } = op;
+        op.router_ops().try_for_each(|op| self.check_op(&op))?;
+        if let Some(Router { x, norm, .. }) = op.router {
+            same("columns of the norm", self.vector(norm.weight)?, x.width)?;
+        }
         self.same_rows(logits, experts)?;
         self.same_shape(experts, weights)?;
         ensure(scale > 0.0 && scale.is_finite(), || format!("weights scaled by {scale}"))?;

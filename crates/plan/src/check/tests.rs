@@ -423,6 +423,7 @@ fn routed() -> Plan {
     b.op(Op::Embedding { table, out: x, scale: 1.0 });
     let groups = Some(Groups { count: 4, top_k: 2 });
     b.op(Op::Route(Route {
+        router: None,
         logits: x,
         scores: Scores::Sigmoid { bias: of_scores, groups },
         normalise: true,

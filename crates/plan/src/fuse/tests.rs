@@ -1,5 +1,7 @@
 //! What is fused, and what is not.
 
+mod experts;
+
 use super::*;
 use crate::testing::{Decoder, silu_mul};
 use crate::{ArenaLayout, CacheType, Cost, Precision, Rows, StepShape, Tensor, TensorId, WeightId};

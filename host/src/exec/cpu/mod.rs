@@ -377,6 +377,7 @@ impl RankStep<'_> {
 
     /// Chooses the experts of every token.
     fn route(&mut self, op: &Route) {
+        op.router_ops().for_each(|op| self.run(&op));
         let top_k = op.experts.width;
         let logits = self.frame.rows(op.logits);
         let mut experts = vec![0; logits.num_rows() * top_k];

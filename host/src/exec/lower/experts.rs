@@ -2,12 +2,15 @@
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows;
-use kernels::gemm::experts::{self, ExpertOperands, ExpertOut, RouteOperands, Stored};
+use kernels::gemm::experts::{
+    self, ExpertOperands, ExpertOut, NormRoute, NormRouteOperands, RouteOperands, Stored,
+};
 
 use super::element::{DeviceElement, Launched};
+use super::linear::is_aligned;
 use super::{Lowering, sum_order};
 use crate::exec::ExecError;
-use crate::plan::{Dtype, ExpertLinear, Op, Plan, Route, Scores, View, WeightId};
+use crate::plan::{Dtype, ExpertLinear, Op, Plan, Route, Router, Scores, View, WeightId};
 
 /// Rows of a tile of a weight in blocks.
 const TILE_ROWS: usize = kernels::gemm::quantised::format::TILE_ROWS as usize;
@@ -64,28 +67,67 @@ pub(super) fn fuses(plan: &Plan, op: &ExpertLinear) -> bool {
     plan.dtype(op.x).is_half() && op.gate.is_none_or(|gate| is_alike(gate.up))
 }
 
+/// `op` as the kernels take it.
+fn choice(plan: &Plan, op: &Route) -> experts::Route {
+    let &Route { logits, scores, normalise, scale, experts, .. } = op;
+    let groups = match scores {
+        Scores::Softmax => None,
+        Scores::Sigmoid { groups, .. } => groups,
+    };
+    experts::Route {
+        max_tokens: plan.bounds.max_rows(plan.tensor(logits.tensor).rows),
+        num_experts: logits.width,
+        top_k: experts.width,
+        normalise,
+        scale,
+        groups: groups.map(|groups| [groups.count, groups.top_k]),
+    }
+}
+
+fn norm_route(plan: &Plan, op: &Route, router: &Router) -> NormRoute {
+    NormRoute { route: choice(plan, op), k: router.x.width, eps: router.norm.eps }
+}
+
+/// Whether a launch computes the router before `op` too: of 16 bits, whose weight is dense. The
+/// order in which it adds is not that of the layer by itself.
+pub(super) fn fuses_router(plan: &Plan, op: &Route) -> bool {
+    op.router.is_none_or(|router| {
+        let operand = plan.dtype(router.normed);
+        operand.is_half()
+            && is_aligned(plan, router.x)
+            && plan.weight(router.weight).storage() == Some(operand)
+            && !plan.numerics().batch_invariant
+            && norm_route(plan, op, &router).is_supported()
+    })
+}
+
 impl Lowering<'_> {
-    /// The choice of each token's experts.
-    pub(super) fn route(&self, op: &Route) -> Result<Launched, ExecError> {
-        let &Route { logits, scores, normalise, scale, experts, weights } = op;
-        let (bias, groups) = match scores {
-            Scores::Softmax => (None, None),
-            Scores::Sigmoid { bias, groups } => (Some(self.weight(bias)?), groups),
+    /// The choice of each token's experts, of logits or of rows that are normed as `E`.
+    pub(super) fn route<E: DeviceElement>(&self, op: &Route) -> Result<Launched, ExecError> {
+        let &Route { router, logits, scores, experts, weights, .. } = op;
+        let bias = match scores {
+            Scores::Softmax => None,
+            Scores::Sigmoid { bias, .. } => Some(self.weight(bias)?),
         };
-        let route = experts::Route {
-            max_tokens: self.max_rows(logits),
-            num_experts: logits.width,
-            top_k: experts.width,
-            normalise,
-            scale,
-            groups: groups.map(|groups| [groups.count, groups.top_k]),
-        };
-        Ok(route.launch(&RouteOperands {
+        let operands = RouteOperands {
             num_tokens: self.num_rows(logits),
             logits: self.view(logits)?,
             bias,
             experts: self.indices(experts),
             weights: self.view(weights)?,
+        };
+        let Some(router) = router else {
+            return Ok(choice(self.plan, op).launch(&operands));
+        };
+        let layer = norm_route(self.plan, op, &router);
+        Ok(layer.launch(&NormRouteOperands::<E> {
+            x: self.view(router.x)?,
+            norm_weight: self.weight(router.norm.weight)?,
+            normed: self.view(router.normed)?,
+            weight: self.weight(router.weight)?,
+            bias: router.bias.map(|bias| self.weight(bias)).transpose()?,
+            counters: DevicePtr::new(self.addresses.counters),
+            route: operands,
         }))
     }
 

@@ -10,6 +10,7 @@ pub fn fused(plan: &Plan, libraries: Libraries) -> Plan {
     plan.fused(|op| match op {
         Op::Linear(Linear { norm: None, gate_before: None, gate: None, .. }) => true,
         Op::Linear(linear) => gemm == Gemm::Halfwarp && linear::fuses(plan, linear),
+        Op::Route(op) => gemm == Gemm::Halfwarp && experts::fuses_router(plan, op),
         Op::ExpertLinear(op) => experts::fuses(plan, op),
         Op::RopeAppend(op) => append::fuses(plan, op),
         // A prompt's keys are many tiles' queries'.

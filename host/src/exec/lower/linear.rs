@@ -58,15 +58,21 @@ pub(super) fn parts(weight: &Weight) -> Vec<Part> {
     parts.map(|part| Part { rows: part.rows, format: weight.tile_format(part) }).collect()
 }
 
+/// Whether rows of f32 are 16-byte aligned.
+pub(super) fn is_aligned(plan: &Plan, x: View) -> bool {
+    [x.start, plan.tensor(x.tensor).width].iter().all(|n| n.is_multiple_of(F32_VECTOR))
+}
+
 /// Whether the launches of `op` compute the norm or the gate before it and the gate after it.
 pub(super) fn fuses(plan: &Plan, op: &Linear) -> bool {
     let weight = plan.weight(op.weight);
     let is_fp8 = weight.storage().is_some_and(Dtype::is_fp8);
     let gates = op.gate.into_iter().chain(op.gate_before.map(|(activation, _)| activation));
     let has_gates = gates.into_iter().all(|gate| Activation::FUSED.contains(&gate));
-    let is_aligned =
-        [op.x.start, plan.tensor(op.x.tensor).width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
-    is_aligned && has_gates && (is_fp8 || op.residual.is_none()) && layer(plan, op).fuses()
+    is_aligned(plan, op.x)
+        && has_gates
+        && (is_fp8 || op.residual.is_none())
+        && layer(plan, op).fuses()
 }
 
 impl Lowering<'_> {

@@ -4,8 +4,8 @@ use super::*;
 use crate::exec::Target;
 use crate::plan::testing::{self, Decoder, silu_mul};
 use crate::plan::{
-    Bounds, Constant, ConstantId, Fusion, KvLayout, KvStorage, Linear, Norm, Precision, RopeAppend,
-    Tensor, TensorId, Weight,
+    Bounds, Constant, ConstantId, Fusion, KvLayout, KvStorage, Linear, Norm, Numerics, Precision,
+    RopeAppend, Tensor, TensorId, Weight,
 };
 use kernels::gemm::MAX_FUSED_ROWS;
 
@@ -462,6 +462,29 @@ fn what_the_fused_kernels_do_not_take_is_not_fused() {
     );
     assert_eq!(num_fused(|plan| plan.tensors[0].width += 2), 3);
     assert_eq!(num_fused(|plan| _ = plan.ops.remove(7)), 4);
+}
+
+#[test]
+fn a_router_is_fused_for_few_tokens_of_16_bits() {
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/qwen3-moe");
+    let model = crate::Model::open(golden).unwrap();
+    let num_fused = |rows, precision: Precision, batch_invariant, gemm| {
+        let numerics = Numerics { batch_invariant, ..precision.into() };
+        let bounds = Bounds { max_kv_len: 64, ..Bounds::one_sequence(rows) };
+        let plan = model.plan(&numerics, bounds, 2).unwrap();
+        let libraries = Libraries { gemm, ..Libraries::default() };
+        let names = fused(&plan, libraries).ops.into_iter().map(|op| op.name());
+        names.filter(|&name| name == "norm_route").count()
+    };
+    for precision in [Precision::F16, Precision::BF16] {
+        for rows in [1, MAX_FUSED_ROWS] {
+            assert_eq!(num_fused(rows, precision, false, Gemm::Halfwarp), 2);
+        }
+    }
+    assert_eq!(num_fused(MAX_FUSED_ROWS + 1, Precision::F16, false, Gemm::Halfwarp), 0);
+    assert_eq!(num_fused(1, Precision::F32, false, Gemm::Halfwarp), 0);
+    assert_eq!(num_fused(1, Precision::F16, true, Gemm::Halfwarp), 0);
+    assert_eq!(num_fused(1, Precision::F16, false, Gemm::Cublas), 0);
 }
 
 #[test]

@@ -96,7 +96,9 @@ impl Planner<'_> {
         let experts = activation(&mut self.builder, label("experts"), top_k, Dtype::U32);
         let weights = activation(&mut self.builder, label("expert_weights"), top_k, Dtype::F32);
         let scale = scale as f32;
-        self.builder.op(Op::Route(Route { logits, scores, normalise, scale, experts, weights }));
+        let router = None;
+        let op = Route { router, logits, scores, normalise, scale, experts, weights };
+        self.builder.op(Op::Route(op));
         [experts, weights]
     }
 
