@@ -6,6 +6,7 @@
 
 mod buckets;
 mod cache_event;
+mod chain;
 mod constraint;
 mod edits;
 mod error;
@@ -27,6 +28,7 @@ mod service;
 mod sizing;
 
 pub use cache_event::{CacheEvent, StoredPage};
+pub use chain::{Dry, Mirostat, Penalties, Pieces, SamplerChain, SamplerStep};
 pub use constraint::{Constraint, ConstraintState};
 pub use error::EngineError;
 pub use logprobs::Logprobs;

@@ -1,6 +1,6 @@
 //! Requests to the engine, and the events and generations that it returns.
 
-use super::{Constraint, EngineError, Logprobs, Pooling, Sampling, SamplingError};
+use super::{Constraint, EngineError, Logprobs, Pooling, SamplerChain, Sampling, SamplingError};
 use std::sync::Arc;
 
 /// Identifies a request in the engine that it was added to.
@@ -17,6 +17,9 @@ pub struct Request {
     pub max_new_tokens: Option<usize>,
     /// How the next token is chosen.
     pub sampling: Sampling,
+    /// Samplers that the host applies in the place of top-k, top-p, min-p and temperature of `sampling`, after its bias
+    /// and its penalties.
+    pub chain: Option<Arc<SamplerChain>>,
     /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::Model::stop_tokens), or none to continue
     /// after them.
     pub stop_tokens: Vec<u32>,

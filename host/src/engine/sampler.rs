@@ -33,8 +33,12 @@ pub fn sample(
     edits: &[LogitEdit],
     num_generated: usize,
 ) -> Result<u32, SamplingError> {
-    let logits = if edits.is_empty() { logits } else { edited(&logits, edits).into() };
-    drawn(next_token(&logits, &row_sampling(sampling, num_generated)))
+    drawn(next_token(&edit(logits, edits), &row_sampling(sampling, num_generated)))
+}
+
+/// `logits` after `edits`.
+pub fn edit<'a>(logits: Cow<'a, [f32]>, edits: &[LogitEdit]) -> Cow<'a, [f32]> {
+    if edits.is_empty() { logits } else { edited(&logits, edits).into() }
 }
 
 /// `logits` with negative infinity for each of `tokens`; as they are where nothing else is left.

@@ -1,6 +1,7 @@
 //! A request in progress: its tokens, its place in the cache, how it is sampled.
 
 use super::cache_event::StoredPage;
+use super::chain::{Before, ChainState};
 use super::constraint::Constrained;
 use super::edits::Edits;
 use super::pages::{PageAllocator, PageTable};
@@ -38,6 +39,8 @@ pub struct Sequence {
     /// Whether [`Sequence::start`] has said so.
     is_started: bool,
     sampling: Sampling,
+    /// Samplers of its own, which the host applies.
+    chain: Option<ChainState>,
     edits: Edits,
     /// Whether they are left to the host, as the step has no room for them.
     edits_on_host: bool,
@@ -88,6 +91,7 @@ impl Sequence {
             reused: None,
             is_started: false,
             sampling: request.sampling,
+            chain: request.chain.map(ChainState::new),
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
             min_tokens: request.min_tokens,
@@ -152,7 +156,17 @@ impl Sequence {
         if num_generated < self.min_tokens {
             logits = sampler::without(logits, &self.stop_tokens);
         }
-        sampler::sample(&self.sampling, logits, self.edits.as_slice(), num_generated)
+        let edits = self.edits.as_slice();
+        let Some(chain) = &mut self.chain else {
+            return sampler::sample(&self.sampling, logits, edits, num_generated);
+        };
+        let before = Before {
+            tokens: &self.tokens,
+            stop_tokens: &self.stop_tokens,
+            seed: self.sampling.seed,
+            position: num_generated as u32,
+        };
+        chain.sample(&sampler::edit(logits, edits), before)
     }
 
     /// Lets the constraint go on with `token`.
@@ -176,6 +190,7 @@ impl Sequence {
     /// Whether the host needs the logits of the last row: to tell of them, or to change them before the draw.
     fn needs_logits(&self) -> bool {
         self.edits_on_host
+            || self.chain.is_some()
             || self.constraint.as_ref().is_some_and(|constraint| !constraint.is_free())
             || self.logprobs.is_some()
             || self.pooled.is_some()

@@ -200,6 +200,11 @@ impl EngineHandle {
         self.shared.context
     }
 
+    /// Requests that run at once, at most.
+    pub fn max_seqs(&self) -> usize {
+        self.shared.max_seqs
+    }
+
     /// What it does, and what it has done.
     pub fn stats(&self) -> ServiceStats {
         let state = self.shared.lock();
@@ -279,6 +284,8 @@ struct Shared {
     options: ServiceOptions,
     /// Requests that have not ended, at most.
     max_open: usize,
+    /// Of these that run.
+    max_seqs: usize,
     state: Mutex<State>,
     /// A request was queued, or the phase has changed.
     changed: Condvar,
@@ -340,6 +347,7 @@ impl Shared {
             context: engine.context(),
             options,
             max_open: engine.buckets.max_seqs.saturating_add(options.max_waiting),
+            max_seqs: engine.buckets.max_seqs,
             state: Mutex::new(state),
             changed: Condvar::new(),
         }

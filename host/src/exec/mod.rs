@@ -28,7 +28,7 @@ pub use lower::LoweredPlan;
 pub use memory::{MemoryInfo, memory_budget};
 pub use observe::{Activations, AfterOp, StepTimes};
 pub use prepared::PreparedPlan;
-pub(crate) use sample::{edited, nearest, next_token};
+pub(crate) use sample::{chance, draw, edited, nearest, next_token};
 
 use cpu_ops::{CpuError, OutOfMemory};
 

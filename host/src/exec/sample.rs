@@ -55,18 +55,24 @@ pub fn next_token(logits: &[f32], sampling: &RowSampling) -> NextToken {
 
 /// The token that wins the race of those that min-p allows.
 fn race(candidates: &[Candidate], sampling: &RowSampling) -> Option<u32> {
-    let noise = Noise::new(sampling.seed, sampling.position);
     let (temperature, max_distance) = (f64::from(sampling.temperature), sampling.max_distance());
+    let allowed = candidates.iter().filter(|candidate| candidate.1 <= max_distance);
+    let scaled = allowed.map(|&(token, distance)| (token, f64::from(distance) / temperature));
+    draw(scaled, sampling.seed, sampling.position)
+}
+
+/// Draws one of `candidates`: tokens, and how far their logits are below the largest one.
+pub fn draw(candidates: impl Iterator<Item = (u32, f64)>, seed: u64, position: u32) -> Option<u32> {
+    let noise = Noise::new(seed, position);
     let mut best: Option<(f64, u32)> = None;
-    for &(token, distance) in candidates.iter().filter(|candidate| candidate.1 <= max_distance) {
+    for (token, distance) in candidates {
         let bits = noise.bits(token);
-        let scaled = f64::from(distance) / temperature;
         // `-ln(1 - uniform)` is above `uniform`, which is at least this power of two: most tokens lose by it.
         let least = -f64::from(bits.leading_zeros() + 1) * std::f64::consts::LN_2;
-        if best.is_some_and(|(score, _)| scaled + least > score) {
+        if best.is_some_and(|(score, _)| distance + least > score) {
             continue;
         }
-        let score = scaled + (-f64::ln_1p(-f64::from(uniform(bits)))).ln();
+        let score = distance + (-f64::ln_1p(-f64::from(uniform(bits)))).ln();
         let is_better =
             |(best, of): (f64, u32)| score.total_cmp(&best).then(token.cmp(&of)) == Ordering::Less;
         if best.is_none_or(is_better) {
@@ -74,6 +80,11 @@ fn race(candidates: &[Candidate], sampling: &RowSampling) -> Option<u32> {
         }
     }
     best.map(|(_, token)| token)
+}
+
+/// A number of (0, 1) that belongs to a draw and to none of its tokens.
+pub fn chance(seed: u64, position: u32) -> f32 {
+    uniform(Noise::new(!seed, position).bits(0))
 }
 
 /// From the nearest candidate to the farthest; of equal ones, the smallest id first.
