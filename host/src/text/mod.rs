@@ -9,6 +9,7 @@ pub mod answer;
 mod charsmap;
 mod detokenize;
 mod error;
+mod fim;
 mod gguf;
 mod hf;
 mod merges;
@@ -32,9 +33,10 @@ use std::sync::OnceLock;
 pub use detokenize::TextStream;
 pub use error::TextError;
 pub(crate) use error::one_line;
+pub use fim::{FillInMiddle, Gap};
 pub(crate) use hf::read_json;
 pub use prompt::ChatPrompt;
-pub(crate) use prompt::Guard;
+pub(crate) use prompt::{Guard, PlainText};
 pub use stop_strings::StopStrings;
 #[cfg(feature = "cli")]
 pub(crate) use strftime::strftime_utc;
@@ -53,10 +55,14 @@ pub struct Text {
     pub chat_template: Option<ChatTemplate>,
     /// Tokens that end a text: end of sequence, and the end of a turn in the chat template.
     pub stop_tokens: Vec<u32>,
+    /// How the model fills in the middle; `None` if it does not.
+    pub fill_in_middle: Option<FillInMiddle>,
     /// What is missing or odd in the files and no error, a line each.
     pub warnings: Vec<String>,
     /// Tells what a template writes from what it is given, once there is a chat.
     guard: OnceLock<Result<Guard, String>>,
+    /// Encodes texts without control tokens, once there is one.
+    plain: OnceLock<Result<PlainText, String>>,
 }
 
 impl Text {
@@ -77,7 +83,9 @@ impl Text {
         let Some(tokenizer) = hf::tokenizer(dir)? else { return Ok(None) };
         let template = hf::chat_template(dir, template)?;
         let stop_tokens = stop::from_dir(dir)?;
-        Ok(Some(Self::new(tokenizer, template, stop_tokens)))
+        let fill_in_middle = FillInMiddle::from_dir(dir, &tokenizer);
+        let text = Self::new(tokenizer, template, stop_tokens);
+        Ok(Some(Self { fill_in_middle, ..text }))
     }
 
     /// Reads the tokenizer inside a GGUF file; `None` if it has none.
@@ -101,8 +109,9 @@ impl Text {
         let Some(tokenizer) = gguf::tokenizer(metadata)? else { return Ok(None) };
         let template = gguf::chat_template(metadata, &tokenizer, template)?;
         let stop_tokens = stop::from_gguf(metadata)?;
+        let fill_in_middle = FillInMiddle::from_gguf(metadata, &tokenizer)?;
         let text = Self::new(tokenizer, template, stop_tokens);
-        Ok(Some(Self { warnings: gguf::warnings(metadata), ..text }))
+        Ok(Some(Self { fill_in_middle, warnings: gguf::warnings(metadata), ..text }))
     }
 
     fn new(
@@ -113,8 +122,15 @@ impl Text {
         let end_of_turn =
             chat_template.as_ref().and_then(|template| stop::end_of_turn(template, &tokenizer));
         stop_tokens.extend(end_of_turn.filter(|id| !stop_tokens.contains(id)));
-        let guard = OnceLock::new();
-        Self { tokenizer, chat_template, stop_tokens, warnings: Vec::new(), guard }
+        Self {
+            tokenizer,
+            chat_template,
+            stop_tokens,
+            fill_in_middle: None,
+            warnings: Vec::new(),
+            guard: OnceLock::new(),
+            plain: OnceLock::new(),
+        }
     }
 
     /// The prompt of a conversation by the chat template, whose control tokens alone are control tokens.
@@ -169,6 +185,31 @@ impl Text {
         let (before, after) = self.tokenizer.num_added_around(add_special);
         let around = |len| iter::repeat_n(false, len);
         Ok(Some(around(before).chain(is_outside).chain(around(after)).collect()))
+    }
+
+    /// The token ids of `text`, in which control tokens that are spelt out are text; `add_special` as for
+    /// [`Tokenizer::encode`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`]; [`TextError::Vocabulary`] for a tokenizer whose control tokens can't be told apart.
+    pub fn encode_plain(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        let ids = self.plain()?.encode(&self.tokenizer, text)?;
+        Ok(if add_special { self.tokenizer.with_added_around(ids) } else { ids })
+    }
+
+    /// The prompt of a gap that the model is to fill in, of `room` tokens at most: see [`FillInMiddle`]; `None` for a model
+    /// that does not.
+    ///
+    /// # Errors
+    /// As [`Text::encode_plain`].
+    pub fn fill_in(&self, gap: &Gap, room: usize) -> Result<Option<Vec<u32>>, TextError> {
+        let Some(form) = &self.fill_in_middle else { return Ok(None) };
+        form.prompt(&self.tokenizer, self.plain()?, gap, room).map(Some)
+    }
+
+    fn plain(&self) -> Result<&PlainText, TextError> {
+        let plain = || PlainText::new(&self.tokenizer).map_err(|error| error.to_string());
+        self.plain.get_or_init(plain).as_ref().map_err(|why| TextError::Vocabulary(why.clone()))
     }
 
     fn template(&self) -> Result<&ChatTemplate, TextError> {

@@ -176,6 +176,29 @@ impl Guard {
     }
 }
 
+/// Encodes texts in which no control token is meant.
+#[derive(Debug)]
+pub(crate) struct PlainText(Placeholders);
+
+impl PlainText {
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self, TextError> {
+        let added = tokenizer.added_tokens().into_iter();
+        let control = added.filter(|(_, token)| is_mark(token)).map(|(id, token)| ControlToken {
+            id,
+            spelling: token.content,
+            is_special: token.special,
+            is_composed: false,
+        });
+        Placeholders::new(tokenizer, &control.collect::<Vec<_>>()).map(Self)
+    }
+
+    /// The token ids of `text`.
+    pub fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, TextError> {
+        let encoded = self.0.encode(tokenizer, text, &[], false)?;
+        Ok(encoded.into_iter().map(|(id, _)| id).collect())
+    }
+}
+
 /// Whether an added token is a mark, and not a run of spaces or, where it isn't special, a word.
 fn is_mark(token: &AddedToken) -> bool {
     let is_blank = |char: char| char.is_whitespace() || char == '▁';
