@@ -8,6 +8,7 @@ mod embeddings;
 mod lifetime;
 mod messages;
 mod metrics;
+mod native;
 mod page;
 mod refusals;
 mod rerank;
@@ -44,6 +45,7 @@ fn a_real_model_is_served() {
     messages::a_message_calls_tools(client);
     messages::refusals_have_anthropics_form(client);
     rerank::scores_are_those_of_embeddings(client);
+    native::paths_without_v1(client);
     page::the_page_is_there(client);
     refusals::refusals_of_a_model_with_text(client);
     metrics::metrics_count(client);

@@ -3,10 +3,12 @@
 mod completion;
 mod logprobs;
 mod message;
+mod native;
 mod response;
 
 pub(super) use completion::{Completion, Endpoint};
 pub(super) use message::MessageObject;
+pub(super) use native::{NativeAnswer, NativeFields};
 pub(super) use response::{Destination, ResponseObject, Settings};
 
 use super::choice::{Finish, Part, PartKind, Token};
@@ -14,6 +16,7 @@ use super::error::{ApiError, json_response};
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use futures_util::{Stream, StreamExt};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -93,8 +96,25 @@ pub(super) struct Usage {
     reasoning_tokens: usize,
 }
 
+/// A piece of a stream.
+pub(super) trait StreamItem: Send + Sized + 'static {
+    /// The response whose body is made of `items`.
+    fn response(items: impl Stream<Item = Self> + Send + 'static) -> Response;
+}
+
+/// Server-sent events.
+impl StreamItem for Event {
+    fn response(items: impl Stream<Item = Self> + Send + 'static) -> Response {
+        let events = Sse::new(items.map(Ok::<_, Infallible>));
+        events.keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+    }
+}
+
 /// The form that an endpoint gives to answers.
 pub(super) trait Writer: Send + 'static {
+    /// What a stream is made of.
+    type Item: StreamItem;
+
     fn asked(&self) -> &Asked;
 
     /// The body of all answers, which come in `parts`.
@@ -104,16 +124,16 @@ pub(super) trait Writer: Send + 'static {
     ) -> impl Future<Output = Result<Value, ApiError>> + Send;
 
     /// The events before the first token.
-    fn begin(&mut self) -> Vec<Event>;
+    fn begin(&mut self) -> Vec<Self::Item>;
 
     /// The events of a part of answer number `index`.
-    fn part(&mut self, index: usize, kind: PartKind) -> Vec<Event>;
+    fn part(&mut self, index: usize, kind: PartKind) -> Vec<Self::Item>;
 
     /// The events after the end of the last answer.
-    fn end(&mut self, usage: Usage) -> Vec<Event>;
+    fn end(&mut self, usage: Usage) -> Vec<Self::Item>;
 
     /// The last events of a request that fails: its status was sent long ago.
-    fn fail(&mut self, error: &ApiError) -> Vec<Event>;
+    fn fail(&mut self, error: &ApiError) -> Vec<Self::Item>;
 }
 
 /// The response to a request whose answers come in `parts`.
@@ -131,20 +151,21 @@ pub(super) async fn respond(
     }
 }
 
-/// Gives all `parts` to a writer that makes one object of them, and throws the events away.
+/// Gives all `parts` to a writer that makes objects of them, and throws the events away.
 async fn drain(
     writer: &mut impl Writer,
     mut parts: mpsc::Receiver<Part>,
 ) -> Result<Usage, ApiError> {
     let mut usage = writer.asked().usage();
+    let mut num_open = writer.asked().num_answers();
     while let Some(part) = parts.recv().await {
         writer.asked().count(&mut usage, &part);
-        let is_end = matches!(part.kind, PartKind::Finished(_));
+        num_open -= usize::from(matches!(part.kind, PartKind::Finished(_)));
         match part.kind {
             PartKind::Failed(error) => return Err(error),
             kind => drop(writer.part(part.index, kind)),
         }
-        if is_end {
+        if num_open == 0 {
             return Ok(usage);
         }
     }
@@ -252,26 +273,25 @@ fn events(mut writer: impl Writer, parts: mpsc::Receiver<Part>) -> Response {
         parts: Some(parts),
         writer,
     };
-    let events = futures_util::stream::unfold(events, async |mut events| {
+    StreamItem::response(futures_util::stream::unfold(events, async |mut events| {
         let event = events.next().await?;
-        Some((Ok::<_, Infallible>(event), events))
-    });
-    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+        Some((event, events))
+    }))
 }
 
 /// The events of a stream.
-struct Events<W> {
+struct Events<W: Writer> {
     writer: W,
     usage: Usage,
     /// Answers that have not ended.
     num_open: usize,
-    ready: VecDeque<Event>,
+    ready: VecDeque<W::Item>,
     /// None once the stream has failed or ended.
     parts: Option<mpsc::Receiver<Part>>,
 }
 
 impl<W: Writer> Events<W> {
-    async fn next(&mut self) -> Option<Event> {
+    async fn next(&mut self) -> Option<W::Item> {
         loop {
             if let Some(ready) = self.ready.pop_front() {
                 return Some(ready);

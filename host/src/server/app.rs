@@ -129,20 +129,23 @@ impl App {
     /// A text that is longer than a context of the longest tokens is not encoded: it would take seconds and 250 times its
     /// size.
     pub fn check_length(&self, prompt: &str) -> Result<(), ApiError> {
-        let tokenizer = &self.text()?.tokenizer;
-        if let Some(engine) = self.engine.get() {
-            let max_token_bytes = self.max_token_bytes.get_or_init(|| tokenizer.max_token_bytes());
-            let max = engine.context().saturating_mul(*max_token_bytes);
-            if prompt.len() > max {
-                let message = format!(
-                    "the prompt has {} bytes, the context of this server {} tokens, each of at most {max_token_bytes} bytes",
-                    prompt.len(),
-                    engine.context(),
-                );
-                return Err(ApiError::too_long(message));
-            }
+        let max = self.max_prompt_bytes()?;
+        if prompt.len() > max {
+            let message = format!(
+                "the prompt has {} bytes, the context of this server room for {max}: its longest tokens have so many",
+                prompt.len(),
+            );
+            return Err(ApiError::too_long(message));
         }
         Ok(())
+    }
+
+    /// Bytes of a context of the longest tokens; no limit while the engine is loading.
+    pub fn max_prompt_bytes(&self) -> Result<usize, ApiError> {
+        let tokenizer = &self.text()?.tokenizer;
+        let Some(engine) = self.engine.get() else { return Ok(usize::MAX) };
+        let max_token_bytes = self.max_token_bytes.get_or_init(|| tokenizer.max_token_bytes());
+        Ok(engine.context().saturating_mul(*max_token_bytes))
     }
 
     /// The model's tokenizer and chat template.

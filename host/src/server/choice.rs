@@ -1,6 +1,7 @@
 //! One answer: its tokens from the engine, its text to whoever collects or streams it.
 
 use super::error::ApiError;
+use super::lines::{LineLimits, Lines};
 use super::metrics::Metrics;
 use super::tools::AnswerRules;
 use crate::Model;
@@ -96,6 +97,8 @@ pub(super) struct Choice {
     pub logprobs: bool,
     /// What the answer obeys.
     pub grammar: Option<Arc<Grammar>>,
+    /// Limits of its lines.
+    pub lines: Option<LineLimits>,
     /// The prompt, if its own are.
     pub scored_prompt: Option<Vec<u32>>,
     /// How long a reader may take for a part.
@@ -149,6 +152,8 @@ impl Choice {
         let mut last_token: Option<Instant> = None;
         let mut texts = Offsets::new(&self.model, self.logprobs, self.scored_prompt.is_none());
         let (mut of_prompt, mut of_token) = (Vec::new(), None);
+        let mut lines = self.lines.map(Lines::new);
+        let mut is_cut = false;
         let mut said = Said { grammar: self.grammar, text: String::new() };
         let reason = loop {
             let event = self.stream.next().await;
@@ -177,7 +182,10 @@ impl Choice {
                         self.model.stop_tokens().contains(&token) || stops.contains(&token);
                     let is_end = is_end && reader.is_some();
                     let open = text.as_mut().filter(|_| !is_end);
-                    let part = open.map_or_else(String::new, |text| text.push(token));
+                    let mut part = open.map_or_else(String::new, |text| text.push(token));
+                    if let Some(lines) = &mut lines {
+                        (part, is_cut) = lines.take(part);
+                    }
                     for kind in
                         parts_of(&mut reader, part, Some(texts.place(token, of_token.take())))
                     {
@@ -188,6 +196,9 @@ impl Choice {
                         || reader.as_ref().is_some_and(AnswerReader::is_done)
                     {
                         break FinishReason::StopToken;
+                    }
+                    if is_cut {
+                        break FinishReason::Length;
                     }
                 }
                 Some(RequestEvent::Finished(reason)) => break reason,
@@ -210,7 +221,7 @@ impl Choice {
                 return Ok(None);
             }
         };
-        let rest = text.map_or_else(String::new, TextStream::finish);
+        let rest = text.filter(|_| !is_cut).map_or_else(String::new, TextStream::finish);
         let mut parts = parts_of(&mut reader, rest, None);
         if let Some(reader) = &mut reader {
             parts.extend(reader.finish().into_iter().map(PartKind::from));
@@ -349,6 +360,7 @@ mod tests {
             continues: true,
             logprobs: false,
             grammar: None,
+            lines: None,
             scored_prompt: None,
             write_timeout: Duration::ZERO,
         };
@@ -401,6 +413,7 @@ mod tests {
             continues: false,
             logprobs: false,
             grammar: None,
+            lines: None,
             scored_prompt: None,
             write_timeout: Duration::from_secs(10),
         };

@@ -2,6 +2,7 @@
 
 use super::app::App;
 use super::error::{ApiError, json_response};
+use super::fields::Fields;
 use super::metrics::Metrics;
 use super::request::{EmbeddingRequest, Encoding};
 use crate::engine::{Request, RequestEvent, RequestStream};
@@ -19,13 +20,55 @@ const MAX_OPEN: usize = 32;
 /// What a request asks the engine for, one for each input.
 pub(super) fn parse(app: &App, body: &[u8]) -> Result<(Encoding, Vec<Request>), ApiError> {
     let request = EmbeddingRequest::parse(body, app.model.config().hidden_size)?;
+    Ok((request.encoding, encode(app, &request)?))
+}
+
+/// How llama.cpp scales an embedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Norm {
+    /// The largest number is that of an i16.
+    MaxAbsolute,
+    /// The sum of these powers is 1.
+    Power(f64),
+}
+
+impl Norm {
+    /// Scales a vector, whatever its length is.
+    pub fn apply(self, vector: Vec<f32>) -> Vec<f32> {
+        let sizes = vector.iter().map(|&value| f64::from(value).abs());
+        let norm = match self {
+            Norm::MaxAbsolute => sizes.fold(0.0, f64::max) / 32760.0,
+            Norm::Power(power) => sizes.map(|size| size.powf(power)).sum::<f64>().powf(1.0 / power),
+        };
+        let scale = if norm > 0.0 { 1.0 / norm } else { 0.0 };
+        vector.into_iter().map(|value| (f64::from(value) * scale) as f32).collect()
+    }
+}
+
+/// What llama.cpp's `/embedding` asks the engine for, one request for each input.
+pub(super) fn parse_native(app: &App, body: &[u8]) -> Result<(Norm, Vec<Request>), ApiError> {
+    let mut fields = Fields::parse(body)?;
+    fields.rename("content", "input")?;
+    let norm = match fields.take::<i32>("embd_normalize")?.unwrap_or(2) {
+        0 => Norm::MaxAbsolute,
+        power @ 1.. => Norm::Power(power.into()),
+        _ => {
+            let what = "the length of an embedding is always 1: it has to be 0 or more";
+            return Err(ApiError::param("embd_normalize", what));
+        }
+    };
+    let request = EmbeddingRequest::take(fields, app.model.config().hidden_size)?;
+    Ok((norm, encode(app, &request)?))
+}
+
+fn encode(app: &App, request: &EmbeddingRequest) -> Result<Vec<Request>, ApiError> {
     app.check_model(request.model.as_deref())?;
     app.check_priority(request.priority)?;
     let encoded = request.inputs.iter().map(|input| {
         let prompt = input.encode(app, request.add_special_tokens)?;
         Ok(request.request(prompt))
     });
-    Ok((request.encoding, encoded.collect::<Result<_, ApiError>>()?))
+    encoded.collect()
 }
 
 /// The embeddings of all inputs.

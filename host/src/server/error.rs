@@ -120,11 +120,11 @@ impl ApiError {
     }
 }
 
-/// The error object of `response`, if it is one of a failure, written as Anthropic does.
-pub(super) fn in_anthropics_form(response: Response) -> Response {
+/// The error object of `response`, if it is one of a failure, in the `form` of another API.
+pub(super) fn in_form(response: Response, form: fn(&ApiError) -> Value) -> Response {
     let (mut parts, body) = response.into_parts();
     match parts.extensions.remove::<ApiError>() {
-        Some(error) => Response::from_parts(parts, error.to_anthropic().to_string().into()),
+        Some(error) => Response::from_parts(parts, form(&error).to_string().into()),
         None => Response::from_parts(parts, body),
     }
 }

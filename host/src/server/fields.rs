@@ -70,11 +70,6 @@ impl Fields {
         self.map.get(name).is_some_and(|value| !value.is_null())
     }
 
-    /// Whether a field is there and `is_it` does not hold of it.
-    pub fn is_not(&self, name: &str, is_it: impl FnOnce(&Value) -> bool) -> bool {
-        self.map.get(name).is_some_and(|value| !value.is_null() && !is_it(value))
-    }
-
     /// Gives a field its usual name. One that is there under both names has to say the same.
     pub fn rename(&mut self, other: &str, usual: &str) -> Result<(), ApiError> {
         let Some(value) = self.map.remove(other).filter(|value| !value.is_null()) else {

@@ -19,6 +19,7 @@ enum Kind {
     JsonSchema(String),
     Regex(String),
     Lark(String),
+    Gbnf(String),
 }
 
 impl Form {
@@ -28,11 +29,13 @@ impl Form {
         if let Some(format) = fields.take::<Value>("response_format")? {
             forms.extend(response_format(Fields::of(format, "response_format")?)?);
         }
-        // llama.cpp's.
+        // These two are llama.cpp's.
         if let Some(schema) = fields.take::<Value>("json_schema")? {
             let param = "json_schema";
             forms.push(Form { kind: Kind::JsonSchema(schema.to_string()), param });
         }
+        let gbnf = fields.take::<String>("grammar")?.filter(|grammar| !grammar.is_empty());
+        forms.extend(gbnf.map(|grammar| Form { kind: Kind::Gbnf(grammar), param: "grammar" }));
         let guided = [
             take_one(fields, ["guided_json", "guided_regex", "guided_choice", "guided_grammar"])?,
             match fields.take::<Value>("structured_outputs")? {
@@ -83,6 +86,7 @@ impl Form {
             Kind::JsonSchema(schema) => compiler.json_schema(schema),
             Kind::Regex(regex) => compiler.regex(regex),
             Kind::Lark(grammar) => compiler.lark(grammar),
+            Kind::Gbnf(grammar) => compiler.gbnf(grammar),
         };
         grammar.map_err(|error: GrammarError| ApiError::param(self.param, error))
     }

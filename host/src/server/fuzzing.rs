@@ -3,7 +3,9 @@
 use super::ServerOptions;
 use super::app::App;
 use super::embeddings;
-use super::request::{ChatRequest, CompletionRequest, MessagesRequest, ResponseRequest};
+use super::request::{
+    ChatRequest, CompletionRequest, InfillRequest, MessagesRequest, NativeRequest, ResponseRequest,
+};
 use super::scores;
 use super::tokens;
 use crate::Model;
@@ -25,7 +27,7 @@ impl Parsers {
     }
 
     /// Whether each path would take `body`.
-    pub fn take(&self, body: &[u8]) -> [bool; 9] {
+    pub fn take(&self, body: &[u8]) -> [bool; 11] {
         let Parsers(app) = self;
         let chat = ChatRequest::parse(body, &app.model).and_then(|request| {
             let prompt = request.conversation.prompt(app)?;
@@ -46,6 +48,8 @@ impl Parsers {
             scores::parse_score(app, body).is_ok(),
             tokens::tokenize(app, body).is_ok(),
             tokens::detokenize(app, body).is_ok(),
+            NativeRequest::parse(body, &app.model).and_then(|it| it.encode(app)).is_ok(),
+            InfillRequest::parse(body, &app.model).is_ok(),
         ]
     }
 }

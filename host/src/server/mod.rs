@@ -19,6 +19,7 @@ mod form;
 #[doc(hidden)]
 pub mod fuzzing;
 mod host;
+mod lines;
 mod metrics;
 mod page;
 mod prefix;

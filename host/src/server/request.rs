@@ -10,11 +10,14 @@ mod embedding;
 mod items;
 mod message;
 mod messages;
+mod native;
 mod options;
 mod prompts;
 mod rank;
 mod response;
 mod response_tools;
+mod samplers;
+mod settings;
 mod thinking;
 mod turns;
 
@@ -22,15 +25,18 @@ pub(super) use chat::{ChatRequest, Conversation};
 pub(super) use completion::CompletionRequest;
 pub(super) use embedding::{EmbeddingRequest, Encoding};
 pub(super) use messages::MessagesRequest;
+pub(super) use native::{InfillRequest, NativeOptions, NativeRequest, encode, take_mixed};
 pub(super) use prompts::Prompt;
 pub(super) use rank::{RankOptions, RerankRequest, ScoreRequest};
 pub(super) use response::ResponseRequest;
+pub(super) use settings::default_settings;
 
 use super::error::ApiError;
 use super::fields::{Fields, is_off};
 use super::form::Form;
+use super::lines::LineLimits;
 use crate::Model;
-use crate::engine::{Constraint, Request, Sampling, SamplingError};
+use crate::engine::{Constraint, Request, SamplerChain, Sampling, SamplingError};
 use crate::grammar::Grammar;
 use crate::text::answer::Reasoning;
 use rand::RngExt;
@@ -48,11 +54,29 @@ const MAX_STOPS: usize = 16;
 /// Most likely tokens beside a token at most, as OpenAI has it.
 const MAX_TOP_LOGPROBS: usize = 20;
 
+/// Whose API a request is of: what it leaves out has that one's default, after the model's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    OpenAi,
+    LlamaCpp,
+}
+
+impl Dialect {
+    fn defaults(self) -> Sampling {
+        match self {
+            Dialect::OpenAi => Sampling { temperature: TEMPERATURE, ..Sampling::default() },
+            Dialect::LlamaCpp => Sampling::LLAMA_CPP,
+        }
+    }
+}
+
 /// What a request asks of its answers, whatever its prompt is.
 #[derive(Debug)]
 pub(super) struct Params {
     pub model: Option<String>,
     pub sampling: Sampling,
+    /// Samplers of the host.
+    pub chain: Option<Arc<SamplerChain>>,
     is_seeded: bool,
     pub max_new_tokens: Option<usize>,
     pub stop: Vec<String>,
@@ -72,6 +96,8 @@ pub(super) struct Params {
     pub form: Option<Form>,
     pub grammar: Option<Arc<Grammar>>,
     pub constraint: Option<Arc<dyn Constraint>>,
+    /// Limits of the lines of the answers.
+    pub lines: Option<LineLimits>,
     cache_salt: Option<String>,
     /// Lower is served first.
     pub priority: i32,
@@ -91,7 +117,7 @@ enum Stop {
 }
 
 impl Params {
-    fn take(fields: &mut Fields, model: &Model) -> Result<Self, ApiError> {
+    fn take(fields: &mut Fields, model: &Arc<Model>, dialect: Dialect) -> Result<Self, ApiError> {
         options::check(fields)?;
         let name = fields.take::<String>("model")?;
         let n = fields.take::<u32>("n")?.unwrap_or(1) as usize;
@@ -99,12 +125,14 @@ impl Params {
             return Err(ApiError::param("n", "it has to be 1 or more"));
         }
         fields.neutral("best_of", |value| value.as_u64() == Some(n as u64))?;
-        let (sampling, is_seeded) = take_sampling(fields, model)?;
+        let (sampling, is_seeded) = take_sampling(fields, model, dialect)?;
+        let (sampling, chain) = samplers::take(fields, sampling, dialect, model)?;
         let stream = fields.take("stream")?.unwrap_or(false);
         let stop_token_ids = fields.take::<Vec<u32>>("stop_token_ids")?.unwrap_or_default();
         Ok(Params {
             model: name,
             sampling,
+            chain,
             is_seeded,
             max_new_tokens: take_max_tokens(fields)?,
             stop: take_stop(fields, "stop")?,
@@ -120,6 +148,7 @@ impl Params {
             form: Form::take(fields)?,
             grammar: None,
             constraint: None,
+            lines: None,
             cache_salt: take_cache_salt(fields)?,
             priority: fields.take("priority")?.unwrap_or_default(),
             min_context: fields.take::<u32>("num_ctx")?.map(|tokens| tokens as usize),
@@ -151,6 +180,7 @@ impl Params {
                 prompt: prompt.to_vec(),
                 max_new_tokens: self.max_new_tokens,
                 sampling: Sampling { seed, ..self.sampling.clone() },
+                chain: self.chain.clone(),
                 stop_tokens: stop_tokens.clone(),
                 min_tokens: self.min_tokens,
                 logprobs: self.logprobs,
@@ -165,10 +195,13 @@ impl Params {
     }
 }
 
-/// The request's values, then the model's, then OpenAI's; and whether there is a seed.
-fn take_sampling(fields: &mut Fields, model: &Model) -> Result<(Sampling, bool), ApiError> {
-    let defaults = Sampling { temperature: TEMPERATURE, ..Sampling::default() };
-    let default = model.generation_config().sampling(defaults);
+/// The request's values, then the model's, then the API's; and whether there is a seed.
+fn take_sampling(
+    fields: &mut Fields,
+    model: &Model,
+    dialect: Dialect,
+) -> Result<(Sampling, bool), ApiError> {
+    let default = model.generation_config().sampling(dialect.defaults());
     // llama.cpp's and vLLM's -1 is a random one.
     let seed = fields.take::<Number>("seed")?.filter(|seed| seed.as_i64() != Some(-1));
     let seed = seed.map(|seed| {
@@ -195,7 +228,7 @@ fn take_sampling(fields: &mut Fields, model: &Model) -> Result<(Sampling, bool),
             .unwrap_or(default.repetition_penalty),
         presence_penalty: fields.take("presence_penalty")?.unwrap_or(default.presence_penalty),
         frequency_penalty: fields.take("frequency_penalty")?.unwrap_or(default.frequency_penalty),
-        logit_bias: take_logit_bias(fields)?,
+        logit_bias: take_logit_bias(fields, model)?,
         seed: seed.unwrap_or_default(),
     };
     sampling.check(model.config().vocab_size).map_err(|error| {
@@ -222,7 +255,15 @@ fn take_cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
 #[serde(untagged)]
 enum LogitBias {
     Object(BTreeMap<String, f32>),
-    Pairs(Vec<(u32, Bias)>),
+    Pairs(Vec<(Biased, Bias)>),
+}
+
+/// A token, or a text all of whose tokens are meant.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Biased {
+    Id(u32),
+    Text(String),
 }
 
 #[derive(Deserialize)]
@@ -232,7 +273,7 @@ enum Bias {
     Never(bool),
 }
 
-fn take_logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+fn take_logit_bias(fields: &mut Fields, model: &Model) -> Result<Vec<(u32, f32)>, ApiError> {
     let (name, kinds) = ("logit_bias", "it has to be an object of token ids and numbers");
     let Some(biases) = fields.take::<Value>(name)? else { return Ok(Vec::new()) };
     match serde_json::from_value(biases).map_err(|_| ApiError::param(name, kinds))? {
@@ -244,12 +285,23 @@ fn take_logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
             biases.into_iter().map(bias).collect()
         }
         LogitBias::Pairs(pairs) => {
-            let bias = |(id, bias)| match bias {
-                Bias::Value(bias) => Ok((id, bias)),
-                Bias::Never(false) => Ok((id, NEVER)),
-                Bias::Never(true) => Err(ApiError::param(name, kinds)),
-            };
-            pairs.into_iter().map(bias).collect()
+            let mut biases = Vec::new();
+            for (biased, bias) in pairs {
+                let bias = match bias {
+                    Bias::Value(bias) => bias,
+                    Bias::Never(false) => NEVER,
+                    Bias::Never(true) => return Err(ApiError::param(name, kinds)),
+                };
+                match (biased, model.text()) {
+                    (Biased::Id(id), _) => biases.push((id, bias)),
+                    (Biased::Text(text), Some(model)) => {
+                        let ids = model.tokenizer.encode(&text, false)?;
+                        biases.extend(ids.into_iter().map(|id| (id, bias)));
+                    }
+                    (Biased::Text(_), None) => return Err(ApiError::param(name, kinds)),
+                }
+            }
+            Ok(biases)
         }
     }
 }

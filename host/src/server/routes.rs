@@ -1,13 +1,14 @@
 //! The paths of the server, and what each answers.
 
 mod generate;
+mod native;
 
 use super::app::App;
 use super::auth;
 use super::body::RequestBody;
 use super::cors;
 use super::embeddings;
-use super::error::{ApiError, in_anthropics_form, json_response};
+use super::error::{ApiError, in_form, json_response};
 use super::host::AllowedHosts;
 use super::page;
 use super::prefix;
@@ -38,7 +39,7 @@ type SharedApp = State<Arc<App>>;
 /// Where paths of Anthropic's API begin.
 const MESSAGES: &str = "/v1/messages";
 
-/// All paths. Every failure is OpenAI's error object, or Anthropic's on the paths of its API.
+/// All paths. Every failure is OpenAI's error object, or that of the API whose path it is.
 pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
     let with_key = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
@@ -53,6 +54,7 @@ pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
         .route("/v2/rerank", post(rerank_v2))
         .route("/v1/score", post(score))
         .route("/score", post(score))
+        .merge(llama_cpp())
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/tokenize", post(tokenize))
@@ -63,6 +65,7 @@ pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
     let router = with_key
         .merge(page::routes())
         .route("/health", get(health))
+        .route("/v1/health", get(health))
         .route("/ready", get(ready))
         .route("/version", get(version))
         .fallback(not_found)
@@ -80,10 +83,29 @@ pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
     };
     let prefix = app.options.path_prefix.clone();
     let router = router
-        .layer(middleware::from_fn(failures_of_messages))
+        .layer(middleware::from_fn(failures_of_other_apis))
         .layer(middleware::from_fn(log))
         .with_state(app);
     if prefix.is_empty() { router } else { prefix::before(prefix, router) }
+}
+
+/// The paths of llama.cpp's own API, and OpenAI's without `/v1`.
+fn llama_cpp() -> Router<Arc<App>> {
+    Router::new()
+        .route("/completion", post(native::completion))
+        .route("/completions", post(native::completion))
+        .route("/infill", post(native::infill))
+        .route("/embedding", post(native::embedding))
+        .route("/embeddings", post(native::embedding))
+        .route("/apply-template", post(native::apply_template))
+        .route("/props", get(native::props).post(native::no_props))
+        .route("/slots", get(native::slots))
+        .route("/lora-adapters", get(native::lora_adapters))
+        .route("/chat/completions", post(chat_completions))
+        .route("/responses", post(responses))
+        .route("/reranking", post(rerank))
+        .route("/v1/reranking", post(rerank))
+        .route("/models", get(models))
 }
 
 async fn check_host(
@@ -105,10 +127,10 @@ async fn check_key(State(app): SharedApp, request: Request, next: Next) -> Respo
     }
 }
 
-async fn failures_of_messages(request: Request, next: Next) -> Response {
-    let is_of_messages = request.uri().path().starts_with(MESSAGES);
+async fn failures_of_other_apis(request: Request, next: Next) -> Response {
+    let is_anthropics = request.uri().path().starts_with(MESSAGES);
     let response = next.run(request).await;
-    if is_of_messages { in_anthropics_form(response) } else { response }
+    if is_anthropics { in_form(response, ApiError::to_anthropic) } else { response }
 }
 
 /// One line a request, with nothing of its texts.
@@ -175,6 +197,13 @@ fn model_card(app: &App) -> Result<serde_json::Value, ApiError> {
         "created": app.created,
         "owned_by": "halfwarp",
         "max_model_len": app.healthy()?.context(),
+        // llama.cpp's.
+        "meta": {
+            "n_vocab": app.model.config().vocab_size,
+            "n_ctx": app.healthy()?.context(),
+            "n_ctx_train": app.model.config().max_position_embeddings,
+            "n_embd": app.model.config().hidden_size,
+        },
     }))
 }
 

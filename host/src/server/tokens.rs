@@ -1,9 +1,9 @@
-//! `/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's shapes.
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`: in vLLM's shapes, and where a text is `content` in llama.cpp's.
 
 use super::app::App;
 use super::error::{ApiError, json_response};
 use super::fields::Fields;
-use super::request::Conversation;
+use super::request::{Conversation, encode, take_mixed};
 use crate::text::ChatTemplate;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -13,6 +13,9 @@ use serde_json::{Map, Value, json};
 pub(super) fn tokenize(app: &App, body: &[u8]) -> Result<Response, ApiError> {
     let mut fields = Fields::parse(body)?;
     app.check_model(fields.take::<String>("model")?.as_deref())?;
+    if fields.has("content") {
+        return tokenize_content(app, fields);
+    }
     let with_texts = fields.take("return_token_strs")?.unwrap_or(false);
     let text = app.text()?;
     let mut from_outside = None;
@@ -43,6 +46,30 @@ pub(super) fn tokenize(app: &App, body: &[u8]) -> Result<Response, ApiError> {
         body["from_outside"] = from_outside.into();
     }
     Ok(json_response(StatusCode::OK, &body))
+}
+
+/// The token ids of a text, or of texts and ids, as llama.cpp writes them.
+fn tokenize_content(app: &App, mut fields: Fields) -> Result<Response, ApiError> {
+    let kinds = || ApiError::param("content", "it has to be a text or a list of texts and ids");
+    let content = take_mixed(fields.require("content")?).ok_or_else(kinds)?;
+    let add_special = fields.take("add_special")?.unwrap_or(false);
+    let parse_special = fields.take("parse_special")?.unwrap_or(true);
+    let with_pieces = fields.take("with_pieces")?.unwrap_or(false);
+    fields.finish()?;
+    let tokens = encode(app, &content, add_special, parse_special)?;
+    let tokenizer = &app.text()?.tokenizer;
+    let piece = |id: &u32| {
+        let bytes = tokenizer.token_bytes(*id).map_or_else(Vec::new, |(bytes, _)| bytes);
+        match String::from_utf8(bytes) {
+            Ok(text) => json!({ "id": id, "piece": text }),
+            Err(error) => json!({ "id": id, "piece": error.as_bytes() }),
+        }
+    };
+    let tokens = match with_pieces {
+        true => tokens.iter().map(piece).collect::<Vec<_>>().into(),
+        false => json!(tokens),
+    };
+    Ok(json_response(StatusCode::OK, &json!({ "tokens": tokens })))
 }
 
 /// What there is to know of the tokenizer, under the names of transformers' `tokenizer_config.json`.
@@ -80,6 +107,8 @@ pub(super) fn detokenize(app: &App, body: &[u8]) -> Result<Response, ApiError> {
     if let Some(token) = tokens.iter().find(|&&token| tokenizer.id_to_token(token).is_none()) {
         return Err(ApiError::param("tokens", format!("the tokenizer has no token {token}")));
     }
-    let body = json!({ "prompt": tokenizer.decode(&tokens, false) });
+    let text = tokenizer.decode(&tokens, false);
+    // vLLM's name, and llama.cpp's.
+    let body = json!({ "prompt": text, "content": text });
     Ok(json_response(StatusCode::OK, &body))
 }

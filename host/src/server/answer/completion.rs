@@ -237,6 +237,8 @@ impl Completion {
 }
 
 impl Writer for Completion {
+    type Item = Event;
+
     fn asked(&self) -> &Asked {
         &self.asked
     }

@@ -163,6 +163,8 @@ impl MessageObject {
 }
 
 impl Writer for MessageObject {
+    type Item = Event;
+
     fn asked(&self) -> &Asked {
         &self.asked
     }

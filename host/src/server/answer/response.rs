@@ -322,6 +322,8 @@ impl ResponseObject {
 }
 
 impl Writer for ResponseObject {
+    type Item = Event;
+
     fn asked(&self) -> &Asked {
         &self.asked
     }

@@ -42,7 +42,8 @@ pub(super) fn whole(writer: impl Writer, parts: Vec<PartKind>) -> Value {
     serde_json::from_str(&body(writer, false, parts)).unwrap()
 }
 
-fn body(writer: impl Writer, stream: bool, parts: Vec<PartKind>) -> String {
+/// The body of the response.
+pub(super) fn body(writer: impl Writer, stream: bool, parts: Vec<PartKind>) -> String {
     let (sender, receiver) = mpsc::channel(parts.len());
     for kind in parts {
         sender.try_send(Part { index: 0, kind }).unwrap();

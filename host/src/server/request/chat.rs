@@ -1,6 +1,6 @@
 //! The body of `/v1/chat/completions`.
 
-use super::{Params, message, take_top_logprobs, thinking};
+use super::{Dialect, Params, message, take_top_logprobs, thinking};
 use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -8,6 +8,7 @@ use crate::server::tools::Tools;
 use crate::text::{ChatPrompt, Message, RenderOptions};
 use crate::{Model, Text};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// The body of `/v1/chat/completions`.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub(in crate::server) struct Conversation {
 }
 
 impl ChatRequest {
-    pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
+    pub fn parse(body: &[u8], model: &Arc<Model>) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let conversation = Conversation::take(&mut fields)?;
         let with_logprobs = fields.take("logprobs")?.unwrap_or(false);
@@ -38,7 +39,7 @@ impl ChatRequest {
         if num_top.is_some_and(|num_top| num_top > 0) && !with_logprobs {
             return Err(ApiError::param("top_logprobs", "only with logprobs: true"));
         }
-        let mut params = Params::take(&mut fields, model)?;
+        let mut params = Params::take(&mut fields, model, Dialect::OpenAi)?;
         params.logprobs = with_logprobs.then(|| num_top.unwrap_or(0));
         fields.finish()?;
         if conversation.tools.are_required()

@@ -42,7 +42,11 @@ enum PoolingName {
 impl EmbeddingRequest {
     /// `hidden_size`: the numbers of an embedding.
     pub fn parse(body: &[u8], hidden_size: usize) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        Self::take(Fields::parse(body)?, hidden_size)
+    }
+
+    /// The request of `fields`, which have no others.
+    pub fn take(mut fields: Fields, hidden_size: usize) -> Result<Self, ApiError> {
         let inputs = Prompt::take_all(&mut fields, "input")?;
         if inputs.len() > MAX_INPUTS {
             let what = format!("{} inputs, at most {MAX_INPUTS} are possible", inputs.len());

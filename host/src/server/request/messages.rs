@@ -4,13 +4,14 @@
 //! endpoints.
 
 use super::turns::Turns;
-use super::{Conversation, Params, take_stop, thinking};
+use super::{Conversation, Dialect, Params, take_stop, thinking};
 use crate::Model;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, is_empty};
 use crate::server::form::Form;
 use crate::server::tools::{self, Tools};
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// Parameters that say where a request runs, how long its prompt is kept or how it is billed.
 const IGNORED: [&str; 5] = ["cache_control", "inference_geo", "speed", "diagnostics", "betas"];
@@ -36,7 +37,7 @@ pub(in crate::server) struct MessagesRequest {
 }
 
 impl MessagesRequest {
-    pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
+    pub fn parse(body: &[u8], model: &Arc<Model>) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let max_tokens = fields.require::<u32>("max_tokens")?;
         let mut request = Self::take(fields, model)?;
@@ -45,11 +46,11 @@ impl MessagesRequest {
     }
 
     /// The same without `max_tokens`: its tokens are counted, and nothing is answered.
-    pub fn parse_count(body: &[u8], model: &Model) -> Result<Self, ApiError> {
+    pub fn parse_count(body: &[u8], model: &Arc<Model>) -> Result<Self, ApiError> {
         Self::take(Fields::parse(body)?, model)
     }
 
-    fn take(mut fields: Fields, model: &Model) -> Result<Self, ApiError> {
+    fn take(mut fields: Fields, model: &Arc<Model>) -> Result<Self, ApiError> {
         for name in UNSUPPORTED {
             fields.neutral(name, is_empty)?;
         }
@@ -61,7 +62,7 @@ impl MessagesRequest {
         let form = take_output(&mut fields)?;
         let variables = thinking::take_variables(&mut fields)?;
         let stop = take_stop(&mut fields, "stop_sequences")?;
-        let params = Params::take(&mut fields, model)?;
+        let params = Params::take(&mut fields, model, Dialect::OpenAi)?;
         fields.finish()?;
         let form = form.or(params.form);
         // A call that has to come has its own form.

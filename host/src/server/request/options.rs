@@ -12,16 +12,17 @@ pub(super) const LIMITS: [&str; 4] =
     ["max_tokens", "max_completion_tokens", "n_predict", "num_predict"];
 
 /// Other names, and the usual ones.
-const NAMES: [(&str, &str); 4] = [
+const NAMES: [(&str, &str); 5] = [
+    ("n_cmpl", "n"),
     ("n_predict", "max_tokens"),
     ("num_predict", "max_tokens"),
     ("repeat_penalty", "repetition_penalty"),
     ("n_ctx", "num_ctx"),
 ];
 
-/// Options that change nothing about the answer: whose a request is, how it is billed, what is cached and where, how a
-/// server computes, and parameters of samplers that [`DEFAULTS`] keeps off.
-pub(super) const IGNORED: [&str; 45] = [
+/// Options that change nothing about the answer: whose a request is, how it is billed, what is cached and where, and how
+/// a server computes.
+pub(super) const IGNORED: [&str; 42] = [
     "user",
     "metadata",
     "store",
@@ -37,11 +38,16 @@ pub(super) const IGNORED: [&str; 45] = [
     "n_keep",
     "num_keep",
     "n_discard",
-    "id_slot",
-    "slot_id",
-    "t_max_predict_ms",
+    // Times of an answer, which none has to have.
     "timings_per_token",
     "return_progress",
+    "return_tokens",
+    "t_max_predict_ms",
+    "id_slot",
+    "slot_id",
+    "t_max_prompt_ms",
+    "n_cache_reuse",
+    "sse_ping_interval",
     "num_batch",
     "num_gpu",
     "main_gpu",
@@ -55,20 +61,13 @@ pub(super) const IGNORED: [&str; 45] = [
     "logits_all",
     "penalize_newline",
     "penalize_nl",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "xtc_threshold",
-    "dynatemp_exponent",
-    "mirostat_tau",
-    "mirostat_eta",
     "adaptive_decay",
+    "backend_sampling",
+    "verbose",
     // vLLM's and SGLang's.
     "guided_decoding_backend",
     "early_stopping",
     "stream_reasoning",
-    "return_tokens",
 ];
 
 /// What an option may say that cannot be had otherwise.
@@ -84,7 +83,7 @@ enum Default {
 }
 
 /// Options that would change the answer, and their defaults.
-const DEFAULTS: [(&str, Default); 40] = [
+const DEFAULTS: [(&str, Default); 33] = [
     // Of a chat these have been taken.
     ("tools", Default::Empty),
     ("chat_template_kwargs", Default::Empty),
@@ -99,7 +98,6 @@ const DEFAULTS: [(&str, Default); 40] = [
     ("audio", Default::Empty),
     ("web_search_options", Default::Empty),
     ("chat_template", Default::Empty),
-    ("suffix", Default::Empty),
     ("verbosity", Default::Text("medium")),
     ("use_beam_search", Default::Off),
     ("length_penalty", Default::Number(1.0)),
@@ -114,18 +112,12 @@ const DEFAULTS: [(&str, Default); 40] = [
     ("allowed_token_ids", Default::Empty),
     ("bad_words", Default::Empty),
     ("tfs_z", Default::Number(1.0)),
-    ("typical_p", Default::Number(1.0)),
-    ("typ_p", Default::Number(1.0)),
     ("top_a", Default::Number(0.0)),
-    ("top_n_sigma", Default::Number(-1.0)),
-    ("mirostat", Default::Number(0.0)),
-    ("dry_multiplier", Default::Number(0.0)),
-    ("xtc_probability", Default::Number(0.0)),
-    ("dynatemp_range", Default::Number(0.0)),
     ("adaptive_target", Default::Number(-1.0)),
     ("n_probs", Default::Number(0.0)),
     ("min_keep", Default::Number(0.0)),
     ("n_indent", Default::Number(0.0)),
+    ("lora", Default::Empty),
     ("post_sampling_probs", Default::Off),
 ];
 
@@ -153,8 +145,5 @@ pub(super) fn check(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["tool_choice", "function_call"] {
         fields.neutral(name, |value| value == "none" || value == "auto" || is_off(value))?;
     }
-    fields.neutral("modalities", |modalities| *modalities == json!(["text"]))?;
-    // Over all tokens, as ours is; a penalty of 1 is none, whatever it looks back on.
-    let is_penalised = fields.is_not("repetition_penalty", |penalty| penalty.as_f64() == Some(1.0));
-    fields.neutral("repeat_last_n", |tokens| !is_penalised || *tokens == -1)
+    fields.neutral("modalities", |modalities| *modalities == json!(["text"]))
 }

@@ -5,7 +5,7 @@
 use super::items::{resolve, take_input, take_item};
 use super::response_tools::ResponseTools;
 use super::turns::Turns;
-use super::{Conversation, Params, take_top_logprobs, thinking};
+use super::{Conversation, Dialect, Params, take_top_logprobs, thinking};
 use crate::Model;
 use crate::server::answer::Settings;
 use crate::server::error::ApiError;
@@ -13,6 +13,7 @@ use crate::server::fields::{Fields, is_empty, is_off};
 use crate::server::form::Form;
 use crate::server::store::Store;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// Parameters of the other endpoints, and what a server of OpenAI's has beside the model.
 const UNSUPPORTED: [&str; 11] = [
@@ -67,7 +68,7 @@ pub(in crate::server) struct ResponseRequest {
 
 impl ResponseRequest {
     /// `store`: the responses that it may go on from.
-    pub fn parse(body: &[u8], model: &Model, store: &Store) -> Result<Self, ApiError> {
+    pub fn parse(body: &[u8], model: &Arc<Model>, store: &Store) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         reject_unsupported(&mut fields)?;
         let previous = fields.take::<String>("previous_response_id")?;
@@ -110,7 +111,7 @@ impl ResponseRequest {
         for name in REPEATED {
             echo[name] = fields.take::<Value>(name)?.unwrap_or_default();
         }
-        let params = Params::take(&mut fields, model)?;
+        let params = Params::take(&mut fields, model, Dialect::OpenAi)?;
         fields.finish()?;
         for (name, value) in
             [("temperature", params.sampling.temperature), ("top_p", params.sampling.top_p)]

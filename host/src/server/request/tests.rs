@@ -1,10 +1,11 @@
 use super::*;
+use crate::engine::SamplerStep;
 use std::sync::LazyLock;
 
 /// A vocabulary of 256 tokens, and no tokenizer.
-pub(super) static MODEL: LazyLock<Model> = LazyLock::new(|| {
+pub(super) static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
-    Model::open(golden).unwrap()
+    Arc::new(Model::open(golden).unwrap())
 });
 
 fn with(field: &str) -> Vec<u8> {
@@ -120,7 +121,6 @@ fn what_is_not_supported_is_refused_unless_it_asks_for_nothing() {
         (r#""top_logprobs": 2"#, "top_logprobs"),
         (r#""tools": [{"type": "function"}]"#, "tools"),
         (r#""tool_choice": "required"#, "tool_choice"),
-        (r#""suffix": "end""#, "suffix"),
         (r#""best_of": 3"#, "best_of"),
         (r#""skip_special_tokens": false"#, "skip_special_tokens"),
         (r#""chat_template_kwargs": {"a": 1}"#, "chat_template_kwargs"),
@@ -158,16 +158,97 @@ fn options_of_other_servers_are_taken_where_they_change_nothing() {
     assert_eq!(completion(r#""num_ctx": 4096"#).unwrap().params.min_context, Some(4096));
     for (field, name) in [
         (r#""verbosity": "low""#, "verbosity"),
-        (r#""typical_p": 0.5"#, "typical_p"),
-        (r#""mirostat": 2"#, "mirostat"),
-        (r#""repeat_last_n": 64, "repeat_penalty": 1.3"#, "repeat_last_n"),
+        (r#""typical_p": 1.5"#, "typ_p"),
+        (r#""mirostat": 3"#, "mirostat"),
+        (r#""adaptive_target": 0.5"#, "adaptive_target"),
+        (r#""samplers": ["top_k", "x"]"#, "samplers"),
+        (r#""samplers": "kq""#, "samplers"),
+        (r#""dry_multiplier": 1, "dry_sequence_breakers": "x""#, "dry_sequence_breakers"),
+        (r#""repeat_last_n": -2"#, "repeat_last_n"),
         (r#""repeat_penalty": 1.1, "repetition_penalty": 1.2"#, "repeat_penalty"),
         (r#""max_tokens": -3"#, "max_tokens"),
-        (r#""grammar": "root ::= x""#, "grammar"),
+        (r#""min_keep": 2"#, "min_keep"),
         (r#""logit_bias": [[5, true]]"#, "logit_bias"),
     ] {
         assert_eq!(error(completion(field)).1, name, "{field}");
     }
+}
+
+/// Which samplers the host has to apply, in which order; and what the device has.
+#[test]
+fn samplers_are_the_devices_where_it_has_them_in_its_order() {
+    let of = |field: &str| {
+        let params = completion(field).unwrap_or_else(|error| panic!("{field}: {error:?}")).params;
+        let name = |step: &SamplerStep| {
+            let step = format!("{step:?}");
+            step.split(['(', ' ']).next().unwrap().to_owned()
+        };
+        let chain = params.chain.map(|chain| {
+            let steps: Vec<String> = chain.steps.iter().map(name).collect();
+            (steps.join(" "), chain.mirostat.map_or(0, |mirostat| mirostat.version))
+        });
+        let Sampling { temperature, top_k, top_p, min_p, repetition_penalty, .. } = params.sampling;
+        ((temperature, top_k, top_p, min_p, repetition_penalty), chain)
+    };
+    let all =
+        r#""temperature": 0.5, "top_k": 9, "top_p": 0.7, "min_p": 0.1, "repeat_penalty": 1.5"#;
+    let device = (0.5, 9, 0.7, 0.1, 1.5);
+    assert_eq!(of(all), (device, None));
+    for more in [
+        r#""samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"]"#,
+        // llama.vscode's, whose other samplers are off.
+        r#""samplers": "edkypmxt", "typical_p": 1, "xtc_probability": 0, "dry_multiplier": 0, "repeat_last_n": -1"#,
+        r#""mirostat": 0, "dynatemp_range": 0, "top_n_sigma": -1, "xtc_threshold": 0.1"#,
+    ] {
+        assert_eq!(of(&format!("{all}, {more}")), (device, None), "{more}");
+    }
+    // What a list leaves out is off.
+    let some = of(&format!(r#"{all}, "samplers": ["top_k", "min_p"]"#));
+    assert_eq!(some, ((1.0, 9, 1.0, 0.1, 1.0), None));
+    for (more, steps, mirostat) in [
+        (r#""samplers": ["top_k", "top_p", "infill"]"#, "TopK TopP Infill", 0),
+        (r#""samplers": ["temperature", "top_k"]"#, "Temperature TopK", 0),
+        (r#""typical_p": 0.5"#, "TopK Typical TopP MinP Temperature", 0),
+        (r#""typ_p": 0.5, "samplers": "yt""#, "Typical Temperature", 0),
+        (r#""repeat_last_n": 64"#, "Penalties TopK TopP MinP Temperature", 0),
+        (r#""dry_multiplier": 0.8"#, "Dry TopK TopP MinP Temperature", 0),
+        (r#""xtc_probability": 0.5"#, "TopK TopP MinP Xtc Temperature", 0),
+        (r#""top_n_sigma": 1.5"#, "TopNSigma TopK TopP MinP Temperature", 0),
+        (r#""dynatemp_range": 0.5"#, "TopK TopP MinP Temperature", 0),
+        (r#""mirostat": 2, "mirostat_tau": 3"#, "Temperature", 2),
+    ] {
+        let (_, chain) = of(&format!("{all}, {more}"));
+        assert_eq!(chain, Some((steps.to_owned(), mirostat)), "{more}");
+    }
+    assert_eq!(of(&format!(r#"{all}, "repeat_last_n": 64"#)).0.4, 1.0);
+    assert_eq!(of(&format!(r#"{all}, "typical_p": 0.5"#)).0.4, 1.5);
+}
+
+/// A text over which no repetition goes is a token, or the end of one and others.
+#[test]
+fn breakers_are_tokens_and_what_they_go_on_with() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/llama_server/model.gguf");
+    let model = Arc::new(Model::open(model).unwrap());
+    let body =
+        br#"{"prompt": "a", "dry_multiplier": 1, "dry_sequence_breakers": ["bcd", "(", ""]}"#;
+    let params = CompletionRequest::parse(body, &model).unwrap().params;
+    let chain = params.chain.unwrap();
+    let [SamplerStep::Dry(dry), ..] = &chain.steps[..] else { panic!("{chain:?}") };
+    let id = |token: &str| model.text().unwrap().tokenizer.token_to_id(token).unwrap();
+    let tail = |ids: &[&str]| vec![ids.iter().map(|token| id(token)).collect::<Vec<_>>()];
+    for (token, tails) in [
+        // A token that has all of it, and those that end with its first bytes.
+        ("abcd", tail(&[])),
+        ("abc", tail(&["d"])),
+        ("ab", tail(&["c", "d"])),
+        ("b", tail(&["c", "d"])),
+        ("(", tail(&[])),
+        ("<0x28>", tail(&[])),
+    ] {
+        assert_eq!(dry.breakers.get(&id(token)), Some(&tails), "{token}");
+    }
+    assert!(!dry.breakers.contains_key(&id("c")) && !dry.breakers.contains_key(&id("a")));
+    assert!((dry.multiplier, dry.base, dry.allowed_length, dry.last_n) == (1.0, 1.75, 2, 64));
 }
 
 #[test]

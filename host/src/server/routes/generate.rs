@@ -1,6 +1,7 @@
 //! The paths that answer prompts.
 
 use super::SharedApp;
+use super::native::fill_in;
 use crate::server::answer::{
     Asked, Completion, Destination, Endpoint, MessageObject, Prompted, ResponseObject, respond,
 };
@@ -13,6 +14,7 @@ use crate::server::request::{
 };
 use crate::server::timed::Timed;
 use crate::server::tools::AnswerRules;
+use crate::text::Gap;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -43,7 +45,7 @@ pub(super) async fn completions(
     let parse = |app: &App, body: &[u8]| {
         let mut request = CompletionRequest::parse(body, &app.model)?;
         check_params(app, &mut request.params, request.prompts.len())?;
-        let prompts = encode_prompts(app, &request)?;
+        let prompts = encode_prompts(app, &mut request)?;
         Ok((request.params, prompts))
     };
     let (params, prompts) = body.parse(&app, parse).await?;
@@ -119,10 +121,10 @@ pub(super) async fn count_tokens(
 }
 
 /// What is asked of an answer, how it is taken apart, and its prompt.
-type Asking = (Params, Option<Arc<AnswerRules>>, Vec<Prompted>);
+pub(super) type Asking = (Params, Option<Arc<AnswerRules>>, Vec<Prompted>);
 
 /// The prompt of a conversation, how its answer is taken apart, and what is asked of it.
-fn prompted(
+pub(super) fn prompted(
     app: &App,
     mut params: Params,
     conversation: &Conversation,
@@ -145,7 +147,11 @@ fn prompted(
 }
 
 /// What a request may ask of this server; makes the constraint of its answers.
-fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<(), ApiError> {
+pub(super) fn check_params(
+    app: &App,
+    params: &mut Params,
+    num_prompts: usize,
+) -> Result<(), ApiError> {
     app.check_model(params.model.as_deref())?;
     let (asked, max) = (params.n.saturating_mul(num_prompts), app.options.max_choices);
     if asked > max {
@@ -174,10 +180,17 @@ fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<()
     Ok(())
 }
 
-fn encode_prompts(app: &App, request: &CompletionRequest) -> Result<Vec<Prompted>, ApiError> {
-    let encode = |prompt: &Prompt| {
-        let ids = prompt.encode(app, request.add_special_tokens)?;
-        let echo = match (request.echo, prompt) {
+fn encode_prompts(app: &App, request: &mut CompletionRequest) -> Result<Vec<Prompted>, ApiError> {
+    let CompletionRequest { params, prompts, suffix, add_special_tokens, echo } = request;
+    let mut encode = |prompt: &Prompt| {
+        let ids = match (prompt, &suffix) {
+            (Prompt::Text(prefix), Some(suffix)) => {
+                let (prefix, suffix) = (prefix.clone(), suffix.clone());
+                fill_in(app, params, &Gap { prefix, suffix, files: Vec::new() })?
+            }
+            _ => prompt.encode(app, *add_special_tokens)?,
+        };
+        let echo = match (*echo, prompt) {
             (false, _) => String::new(),
             (true, Prompt::Text(text)) => text.clone(),
             (true, Prompt::Ids(ids)) => {
@@ -186,7 +199,7 @@ fn encode_prompts(app: &App, request: &CompletionRequest) -> Result<Vec<Prompted
         };
         Ok(Prompted { ids, echo })
     };
-    request.prompts.iter().map(encode).collect()
+    prompts.iter().map(&mut encode).collect()
 }
 
 /// Answers prompts of a chat or of completions.
@@ -213,7 +226,7 @@ async fn complete(
     Ok(respond(writer, params.stream, parts).await)
 }
 
-fn asked(app: &App, prefix: &str, params: &Params, prompts: Vec<Prompted>) -> Asked {
+pub(super) fn asked(app: &App, prefix: &str, params: &Params, prompts: Vec<Prompted>) -> Asked {
     Asked {
         id: new_id(prefix),
         created: unix_time(),
@@ -225,7 +238,7 @@ fn asked(app: &App, prefix: &str, params: &Params, prompts: Vec<Prompted>) -> As
 
 /// Gives the prompts to the engine; returns where the parts of the answers come. `continues`: their texts go on those of
 /// the prompts.
-fn submit(
+pub(super) fn submit(
     app: &App,
     params: &Params,
     rules: Option<Arc<AnswerRules>>,
@@ -248,6 +261,7 @@ fn submit(
             continues,
             logprobs: params.logprobs.is_some(),
             grammar: params.grammar.clone(),
+            lines: params.lines,
             scored_prompt: scored(index / params.n),
             write_timeout: app.options.write_timeout,
         };
