@@ -70,6 +70,17 @@ impl Client {
         request.header("Content-Type", "application/json").send(body).unwrap()
     }
 
+    /// A request of any method.
+    pub fn run(&self, method: &str, path: &str, body: &Value) -> Reply {
+        let request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header("Content-Type", "application/json")
+            .body(body.to_string())
+            .unwrap();
+        reply(agent().run(request).unwrap())
+    }
+
     pub fn post(&self, path: &str, body: &Value) -> Reply {
         reply(self.send(path, body.to_string().as_bytes()))
     }
@@ -165,7 +176,13 @@ impl Serving {
     }
 
     pub fn start_loading(args: &[&str]) -> Serving {
+        Self::start_in(args, &[])
+    }
+
+    /// With variables of the environment.
+    pub fn start_in(args: &[&str], environment: &[(&str, &str)]) -> Serving {
         let mut command = halfwarp(&["serve", "--device", "cpu", "--port", "0"]);
+        command.envs(environment.iter().copied());
         let mut child = command.args(args).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut before = String::new();

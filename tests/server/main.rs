@@ -5,10 +5,14 @@ mod chat;
 mod client;
 mod completions;
 mod embeddings;
+#[path = "../../crates/hub/tests/pull/server.rs"]
+#[allow(dead_code)]
+mod hub_server;
 mod lifetime;
 mod messages;
 mod metrics;
 mod native;
+mod ollama;
 mod page;
 mod refusals;
 mod rerank;

@@ -4,11 +4,13 @@ mod completion;
 mod logprobs;
 mod message;
 mod native;
+mod ollama;
 mod response;
 
 pub(super) use completion::{Completion, Endpoint};
 pub(super) use message::MessageObject;
 pub(super) use native::{NativeAnswer, NativeFields};
+pub(super) use ollama::{Line, OllamaAnswer, OllamaEndpoint, timestamp};
 pub(super) use response::{Destination, ResponseObject, Settings};
 
 use super::choice::{Finish, Part, PartKind, Token};

@@ -1,6 +1,7 @@
 //! What all connections share.
 
 use super::body::thread_of_large_bodies;
+use super::catalog::{self, Meaning, tagged};
 use super::error::ApiError;
 use super::metrics::Metrics;
 use super::scores::Judge;
@@ -8,11 +9,17 @@ use super::store::Store;
 use super::{SchedulingPolicy, ServerOptions};
 use crate::engine::EngineHandle;
 use crate::{GrammarCompiler, Model, Text};
+use axum::http::StatusCode;
 use rand::RngExt;
 use rayon::{ThreadPool, ThreadPoolBuildError};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
+
+/// Models that are pulled at once.
+const MAX_PULLS: usize = 4;
 
 /// What all connections share.
 pub(super) struct App {
@@ -27,6 +34,12 @@ pub(super) struct App {
     pub large_bodies: ThreadPool,
     /// Seconds since 1970 when the server was started.
     pub created: u64,
+    /// Whether clients may fetch and delete models.
+    pub manages: bool,
+    /// Permits of pulls.
+    pub pulls: Arc<Semaphore>,
+    /// Other names of the model.
+    copies: Mutex<BTreeSet<String>>,
     is_draining: AtomicBool,
     /// Bytes of the tokenizer's longest token, known from the first prompt on.
     max_token_bytes: OnceLock<usize>,
@@ -48,6 +61,9 @@ impl App {
             engine,
             large_bodies: thread_of_large_bodies()?,
             created: unix_time(),
+            manages: false,
+            pulls: Arc::new(Semaphore::new(MAX_PULLS)),
+            copies: Mutex::default(),
             is_draining: AtomicBool::new(false),
             max_token_bytes: OnceLock::new(),
             grammars: OnceLock::new(),
@@ -89,6 +105,60 @@ impl App {
                 Err(ApiError::unknown_model(model, &self.options.model_name))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// What an answer calls the model that a request of Ollama's API names: see [`catalog::find`].
+    pub fn check_ollama_model(&self, name: Option<&str>) -> Result<String, ApiError> {
+        let name = name.filter(|name| !name.is_empty());
+        let name = name.ok_or_else(|| ApiError::param("model", "this field is required"))?;
+        let served = &self.options.model_name;
+        if self.copies.lock().unwrap_or_else(PoisonError::into_inner).contains(&tagged(name)) {
+            return Ok(name.to_owned());
+        }
+        let why = match catalog::find(name, served, &self.model) {
+            Meaning::Served => return Ok(name.to_owned()),
+            Meaning::Cached(model) => format!(
+                "model '{name}' is in the cache, and this server has `{served}`: halfwarp serve -m {}",
+                catalog::reference(&model)
+            ),
+            Meaning::Unknown => format!(
+                "model '{name}' not found: this server has `{served}`; `halfwarp pull ORG/NAME` gets others from the \
+                 Hugging Face Hub, and `halfwarp serve -m ORG/NAME` serves them"
+            ),
+        };
+        Err(ApiError::unknown_name(why))
+    }
+
+    /// Other names of the model, which end with the server.
+    pub fn copies(&self) -> Vec<String> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    /// Adds another name; `false` if there are `max` already.
+    pub fn add_copy(&self, name: String, max: usize) -> bool {
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = tagged(&name);
+        if copies.len() >= max && !copies.contains(&name) {
+            return false;
+        }
+        copies.insert(name);
+        true
+    }
+
+    /// Forgets another name; `false` if it is none.
+    pub fn forget_copy(&self, name: &str) -> bool {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner).remove(&tagged(name))
+    }
+
+    /// Whether clients may fetch and delete models: where anyone can reach the server, nobody may.
+    pub fn check_manages(&self) -> Result<(), ApiError> {
+        match self.manages {
+            true => Ok(()),
+            false => {
+                let message = "models are pulled and deleted on this machine, or with one of the server's keys (--api-key)";
+                Err(ApiError::status(StatusCode::FORBIDDEN, message))
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a client is told when a request fails: OpenAI's error object, on the paths of Anthropic's API its own.
+//! What a client is told when a request fails: OpenAI's error object, on the paths of Anthropic's and Ollama's APIs theirs.
 
 use crate::engine::{EngineError, SamplingError};
 use crate::text::TextError;
@@ -45,6 +45,12 @@ impl ApiError {
         let (code, param) = (Some("model_not_found"), Some("model".to_owned()));
         let status = StatusCode::NOT_FOUND;
         ApiError { status, code, param, ..Self::invalid(message) }
+    }
+
+    /// A model by another name, with what to do.
+    pub fn unknown_name(message: String) -> Self {
+        let (code, param) = (Some("model_not_found"), Some("model".to_owned()));
+        ApiError { code, param, ..Self::status(StatusCode::NOT_FOUND, message) }
     }
 
     pub fn status(status: StatusCode, message: impl Into<String>) -> Self {
@@ -103,6 +109,11 @@ impl ApiError {
             _ => "invalid_request_error",
         };
         json!({ "type": "error", "error": { "type": kind, "message": self.message } })
+    }
+
+    /// As Ollama writes it.
+    pub fn to_ollama(&self) -> Value {
+        json!({ "error": self.message })
     }
 
     /// Error for a response that is not stored, or no longer.

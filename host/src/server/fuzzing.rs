@@ -4,7 +4,8 @@ use super::ServerOptions;
 use super::app::App;
 use super::embeddings;
 use super::request::{
-    ChatRequest, CompletionRequest, InfillRequest, MessagesRequest, NativeRequest, ResponseRequest,
+    ChatRequest, CompletionRequest, InfillRequest, MessagesRequest, NativeRequest, OllamaEmbed,
+    OllamaRequest, ResponseRequest,
 };
 use super::scores;
 use super::tokens;
@@ -27,7 +28,7 @@ impl Parsers {
     }
 
     /// Whether each path would take `body`.
-    pub fn take(&self, body: &[u8]) -> [bool; 11] {
+    pub fn take(&self, body: &[u8]) -> [bool; 14] {
         let Parsers(app) = self;
         let chat = ChatRequest::parse(body, &app.model).and_then(|request| {
             let prompt = request.conversation.prompt(app)?;
@@ -50,6 +51,9 @@ impl Parsers {
             tokens::detokenize(app, body).is_ok(),
             NativeRequest::parse(body, &app.model).and_then(|it| it.encode(app)).is_ok(),
             InfillRequest::parse(body, &app.model).is_ok(),
+            OllamaRequest::parse_chat(body, &app.model).is_ok(),
+            OllamaRequest::parse_generate(body, &app.model).is_ok(),
+            OllamaEmbed::parse(body).is_ok(),
         ]
     }
 }

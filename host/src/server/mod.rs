@@ -10,6 +10,7 @@ mod answer;
 mod app;
 mod auth;
 mod body;
+mod catalog;
 mod choice;
 mod cors;
 mod embeddings;
@@ -165,8 +166,11 @@ impl Server {
     ) -> io::Result<Self> {
         let listener = TcpListener::bind((host, port))?;
         listener.set_nonblocking(true)?;
-        let hosts = AllowedHosts::new(host, listener.local_addr()?.ip(), &options);
-        let app = App::new(model, options).map_err(io::Error::other)?;
+        let address = listener.local_addr()?.ip();
+        let hosts = AllowedHosts::new(host, address, &options);
+        let is_private = address.to_canonical().is_loopback() || !options.api_keys.is_empty();
+        let mut app = App::new(model, options).map_err(io::Error::other)?;
+        app.manages = is_private;
         Ok(Server { listener, hosts, app: Arc::new(app) })
     }
 

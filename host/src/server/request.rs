@@ -11,6 +11,7 @@ mod items;
 mod message;
 mod messages;
 mod native;
+mod ollama;
 mod options;
 mod prompts;
 mod rank;
@@ -26,6 +27,7 @@ pub(super) use completion::CompletionRequest;
 pub(super) use embedding::{EmbeddingRequest, Encoding};
 pub(super) use messages::MessagesRequest;
 pub(super) use native::{InfillRequest, NativeOptions, NativeRequest, encode, take_mixed};
+pub(super) use ollama::{Input, OllamaEmbed, OllamaRequest, take_name};
 pub(super) use prompts::Prompt;
 pub(super) use rank::{RankOptions, RerankRequest, ScoreRequest};
 pub(super) use response::ResponseRequest;
@@ -59,6 +61,7 @@ const MAX_TOP_LOGPROBS: usize = 20;
 pub(super) enum Dialect {
     OpenAi,
     LlamaCpp,
+    Ollama,
 }
 
 impl Dialect {
@@ -66,6 +69,7 @@ impl Dialect {
         match self {
             Dialect::OpenAi => Sampling { temperature: TEMPERATURE, ..Sampling::default() },
             Dialect::LlamaCpp => Sampling::LLAMA_CPP,
+            Dialect::Ollama => Sampling { top_p: 0.9, min_p: 0.0, ..Sampling::LLAMA_CPP },
         }
     }
 }

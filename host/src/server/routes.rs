@@ -2,6 +2,8 @@
 
 mod generate;
 mod native;
+mod ollama;
+mod ollama_models;
 
 use super::app::App;
 use super::auth;
@@ -20,7 +22,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use generate::{
     chat_completions, completions, count_tokens, delete_response, messages, responses,
     stored_response,
@@ -36,8 +38,9 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 type SharedApp = State<Arc<App>>;
 
-/// Where paths of Anthropic's API begin.
+/// Where paths of Anthropic's API begin, and of Ollama's.
 const MESSAGES: &str = "/v1/messages";
+const OLLAMA: &str = "/api/";
 
 /// All paths. Every failure is OpenAI's error object, or that of the API whose path it is.
 pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
@@ -55,6 +58,7 @@ pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
         .route("/v1/score", post(score))
         .route("/score", post(score))
         .merge(llama_cpp())
+        .merge(ollama())
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/tokenize", post(tokenize))
@@ -108,6 +112,25 @@ fn llama_cpp() -> Router<Arc<App>> {
         .route("/models", get(models))
 }
 
+/// The paths of Ollama's API.
+fn ollama() -> Router<Arc<App>> {
+    Router::new()
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed_texts))
+        .route("/api/embeddings", post(ollama::embed_text))
+        .route("/api/tags", get(ollama_models::tags))
+        .route("/api/ps", get(ollama_models::ps))
+        .route("/api/show", post(ollama_models::show))
+        .route("/api/pull", post(ollama_models::pull))
+        .route("/api/delete", delete(ollama_models::delete))
+        .route("/api/copy", post(ollama_models::copy))
+        .route("/api/create", post(ollama::no_modelfiles))
+        .route("/api/push", post(ollama::no_modelfiles))
+        .route("/api/blobs/{digest}", get(ollama::no_modelfiles).post(ollama::no_modelfiles))
+        .route("/api/version", get(ollama::version))
+}
+
 async fn check_host(
     State(hosts): State<Arc<AllowedHosts>>,
     request: Request,
@@ -128,9 +151,14 @@ async fn check_key(State(app): SharedApp, request: Request, next: Next) -> Respo
 }
 
 async fn failures_of_other_apis(request: Request, next: Next) -> Response {
-    let is_anthropics = request.uri().path().starts_with(MESSAGES);
+    let path = request.uri().path();
+    let (is_anthropics, is_ollamas) = (path.starts_with(MESSAGES), path.starts_with(OLLAMA));
     let response = next.run(request).await;
-    if is_anthropics { in_form(response, ApiError::to_anthropic) } else { response }
+    match (is_anthropics, is_ollamas) {
+        (true, _) => in_form(response, ApiError::to_anthropic),
+        (_, true) => in_form(response, ApiError::to_ollama),
+        _ => response,
+    }
 }
 
 /// One line a request, with nothing of its texts.

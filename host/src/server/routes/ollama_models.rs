@@ -1,0 +1,472 @@
+//! The paths of Ollama's API that are about models.
+
+use super::SharedApp;
+use crate::Model;
+use crate::server::answer::{Line, StreamItem};
+use crate::server::app::App;
+use crate::server::body::RequestBody;
+use crate::server::catalog::{self, Meaning, tagged};
+use crate::server::error::{ApiError, json_response};
+use crate::server::fields::Fields;
+use crate::server::request::take_name;
+use crate::text::ChatTemplate;
+use crate::weights::Origin;
+use crate::weights::gguf::Value as GgufValue;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use hub::{Client, Event, HubCache, ModelRef, Retry, Settings};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// The version of Ollama whose API this is: clients ask for a least one.
+pub(super) const VERSION: &str = "0.12.6";
+/// Lines of a pull that wait for a reader.
+const MAX_LINES: usize = 256;
+/// Bytes that are not told one by one.
+const TOLD_BYTES: u64 = 1 << 20;
+/// The longest name of a copy, and copies at most.
+const MAX_NAME: usize = 256;
+const MAX_COPIES: usize = 256;
+/// When a model is unloaded that is not.
+const NEVER: &str = "2318-01-01T00:00:00Z";
+
+/// The models that are served or cached, the one that is served first.
+pub(super) async fn tags(State(app): SharedApp) -> Result<Response, ApiError> {
+    let list = tokio::task::spawn_blocking(move || list(&app)).await;
+    let models = list.map_err(|_| ApiError::internal("the server met a bug of its own"))?;
+    Ok(json_response(StatusCode::OK, &json!({ "models": models })))
+}
+
+fn list(app: &App) -> Vec<Value> {
+    let served = app.model.checkpoint().path();
+    let own = |name: &str| entry(name, served, num_bytes(&app.model), details(&app.model));
+    let mut models = vec![own(&app.options.model_name)];
+    let mut copies = app.copies();
+    copies.sort();
+    models.extend(copies.iter().map(|name| own(name)));
+    let served = served.canonicalize().ok();
+    for model in catalog::cached() {
+        if model.path.canonicalize().ok() != served {
+            let name = catalog::reference(&model);
+            let format = if model.file.is_some() { "gguf" } else { "safetensors" };
+            let details = json!({
+                "parent_model": "", "format": format, "family": "", "families": [],
+                "parameter_size": "", "quantization_level": quantization(&model.path),
+            });
+            models.push(entry(&name, &model.path, model.bytes, details));
+        }
+    }
+    models
+}
+
+fn entry(name: &str, path: &Path, bytes: u64, details: Value) -> Value {
+    let name = tagged(name);
+    let modified = fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let modified = modified.and_then(|time| jiff::Timestamp::try_from(time).ok());
+    json!({
+        "name": name,
+        "model": name,
+        "modified_at": modified.unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string(),
+        "size": bytes,
+        "digest": digest(&name),
+        "details": details,
+    })
+}
+
+/// What tells models apart: their files are not hashed, which would take minutes.
+fn digest(name: &str) -> String {
+    Sha256::digest(name).iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+fn num_bytes(model: &Model) -> u64 {
+    let files = model.checkpoint().files();
+    files.filter_map(|file| file.metadata().ok()).map(|metadata| metadata.len()).sum()
+}
+
+fn num_parameters(model: &Model) -> usize {
+    model.checkpoint().tensors().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
+}
+
+fn architecture(model: &Model) -> String {
+    match model.checkpoint().origin() {
+        Origin::Gguf { metadata } => match metadata.get("general.architecture") {
+            Some(GgufValue::String(name)) => name.clone(),
+            _ => String::new(),
+        },
+        Origin::HuggingFace { config, .. } => {
+            config["model_type"].as_str().unwrap_or_default().to_owned()
+        }
+    }
+}
+
+fn details(model: &Model) -> Value {
+    let (family, num) = (architecture(model), num_parameters(model) as f64);
+    let size = match num {
+        1e9.. => format!("{:.1}B", num / 1e9),
+        1e6.. => format!("{:.2}M", num / 1e6),
+        _ => format!("{:.2}K", num / 1e3),
+    };
+    let format = match model.checkpoint().origin() {
+        Origin::Gguf { .. } => "gguf",
+        Origin::HuggingFace { .. } => "safetensors",
+    };
+    let mut bytes: HashMap<String, usize> = HashMap::new();
+    for tensor in model.checkpoint().tensors() {
+        *bytes.entry(tensor.dtype.to_string()).or_default() += tensor.bytes.len();
+    }
+    let most = bytes.into_iter().max_by_key(|(name, bytes)| (*bytes, name.clone()));
+    let named = quantization(model.checkpoint().path());
+    let level = match named.is_empty() {
+        true => most.map_or_else(String::new, |(name, _)| name.to_uppercase()),
+        false => named,
+    };
+    json!({
+        "parent_model": "",
+        "format": format,
+        "family": family,
+        "families": [family],
+        "parameter_size": size,
+        "quantization_level": level,
+    })
+}
+
+/// The quantisation in a file's name, such as `Q4_K_M`.
+fn quantization(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().to_uppercase();
+    let is_one = |part: &&str| {
+        let digits = part.strip_prefix("IQ").or_else(|| part.strip_prefix('Q'));
+        digits.is_some_and(|digits| digits.starts_with(|char: char| char.is_ascii_digit()))
+            || ["F16", "BF16", "F32", "MXFP4"].contains(part)
+    };
+    stem.split(['-', '.']).rev().find(is_one).unwrap_or_default().to_owned()
+}
+
+/// The models that are loaded.
+pub(super) async fn ps(State(app): SharedApp) -> Result<Response, ApiError> {
+    let engine = app.healthy()?;
+    let model = &app.model;
+    let mut entry =
+        entry(&app.options.model_name, model.checkpoint().path(), num_bytes(model), details(model));
+    entry["expires_at"] = NEVER.into();
+    entry["size_vram"] = entry["size"].clone();
+    entry["context_length"] = engine.context().into();
+    Ok(json_response(StatusCode::OK, &json!({ "models": [entry] })))
+}
+
+/// What there is to know of a model.
+pub(super) async fn show(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    let body = RequestBody::read(&app, request).await?;
+    let parse = |app: &App, body: &[u8]| {
+        let mut fields = Fields::parse(body)?;
+        app.check_ollama_model(take_name(&mut fields)?.as_deref())?;
+        let is_verbose = fields.take::<bool>("verbose")?.unwrap_or(false);
+        // Whatever else is there belongs to Modelfiles.
+        fields.ignore(&["system", "template", "options"]);
+        fields.finish()?;
+        Ok(shown(app, is_verbose))
+    };
+    let shown = body.parse(&app, parse).await?;
+    Ok(json_response(StatusCode::OK, &shown))
+}
+
+fn shown(app: &App, is_verbose: bool) -> Value {
+    let model = &app.model;
+    let template = model.text().and_then(|text| text.chat_template.as_ref());
+    let mut capabilities = vec!["completion"];
+    // A template that knows no tools gets them in the system message.
+    if template.is_some() {
+        capabilities.push("tools");
+    }
+    if template.is_some_and(|template| template.answer_format().has_reasoning()) {
+        capabilities.push("thinking");
+    }
+    if model.text().is_some_and(|text| text.fill_in_middle.is_some()) {
+        capabilities.push("insert");
+    }
+    let served = &app.options.model_name;
+    let entry = entry(served, model.checkpoint().path(), 0, details(model));
+    let sampling = model.generation_config().sampling(crate::engine::Sampling::LLAMA_CPP);
+    let parameters = [
+        ("temperature", sampling.temperature.to_string()),
+        ("top_k", sampling.top_k.to_string()),
+        ("top_p", sampling.top_p.to_string()),
+        ("min_p", sampling.min_p.to_string()),
+    ];
+    let parameters = parameters.map(|(name, value)| format!("{name:<30} {value}")).join("\n");
+    json!({
+        "modelfile": format!("# Modelfiles are not read: halfwarp serves this model.\nFROM {served}\n"),
+        "parameters": parameters,
+        "template": template.map_or("", ChatTemplate::source),
+        "details": entry["details"],
+        "model_info": model_info(model, is_verbose),
+        "capabilities": capabilities,
+        "modified_at": entry["modified_at"],
+    })
+}
+
+/// The metadata under the names of GGUF. Lists are long, and `null` unless all is asked for.
+fn model_info(model: &Model, is_verbose: bool) -> Map<String, Value> {
+    let mut info = Map::new();
+    if let Origin::Gguf { metadata } = model.checkpoint().origin() {
+        for (key, value) in &metadata.0 {
+            info.insert(key.clone(), gguf_json(value, is_verbose));
+        }
+    }
+    let (architecture, config) = (architecture(model), model.config());
+    for (key, value) in [
+        ("context_length", config.max_position_embeddings),
+        ("embedding_length", config.hidden_size),
+        ("attention.head_count", config.num_heads),
+        ("attention.head_count_kv", config.num_kv_heads),
+    ] {
+        info.entry(format!("{architecture}.{key}")).or_insert_with(|| value.into());
+    }
+    info.insert("general.architecture".to_owned(), architecture.into());
+    info.insert("general.parameter_count".to_owned(), num_parameters(model).into());
+    info
+}
+
+fn gguf_json(value: &GgufValue, is_verbose: bool) -> Value {
+    match value {
+        GgufValue::String(text) => text.as_str().into(),
+        GgufValue::Bool(is) => (*is).into(),
+        GgufValue::F32(number) => (*number).into(),
+        GgufValue::F64(number) => (*number).into(),
+        GgufValue::Array(values) if is_verbose => {
+            values.iter().map(|value| gguf_json(value, false)).collect()
+        }
+        GgufValue::Array(_) => Value::Null,
+        number => number.as_u64().map_or(Value::Null, Value::from),
+    }
+}
+
+/// Fetches a model into the hub's cache, and says how far it is.
+pub(super) async fn pull(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    app.check_manages()?;
+    let body = RequestBody::read(&app, request).await?;
+    let parse = |app: &App, body: &[u8]| {
+        let mut fields = Fields::parse(body)?;
+        let name = take_name(&mut fields)?.unwrap_or_default();
+        let stream = fields.take::<bool>("stream")?.unwrap_or(true);
+        fields.ignore(&["insecure", "username", "password"]);
+        fields.finish()?;
+        Ok((wanted(app, &name)?, stream))
+    };
+    let (wanted, stream) = body.parse(&app, parse).await?;
+    let place = Arc::clone(&app.pulls).try_acquire_owned().map_err(|_| {
+        ApiError::status(StatusCode::TOO_MANY_REQUESTS, "other models are being pulled: ask again")
+    })?;
+    let (sender, mut lines) = mpsc::channel(MAX_LINES);
+    // A thread of its own: those of requests would be taken for hours.
+    let body = move || {
+        let end = match wanted.map_or(Ok(()), |wanted| fetch(&wanted, &sender)) {
+            Ok(()) => json!({ "status": "success" }),
+            Err(error) => json!({ "error": error }),
+        };
+        let _ = sender.blocking_send(end);
+        drop(place);
+    };
+    let thread = std::thread::Builder::new().name("pull".to_owned()).spawn(body);
+    thread.map_err(|error| ApiError::internal(format!("no thread: {error}")))?;
+    if stream {
+        let lines = futures_util::stream::unfold(lines, async |mut lines| {
+            let line = lines.recv().await?;
+            Some((Line::new(&line), lines))
+        });
+        return Ok(Line::response(lines));
+    }
+    let mut last = json!({ "status": "success" });
+    while let Some(line) = lines.recv().await {
+        last = line;
+    }
+    match last["error"].as_str() {
+        Some(error) => Err(ApiError::invalid(error)),
+        None => Ok(json_response(StatusCode::OK, &last)),
+    }
+}
+
+/// The model that is to be fetched; `None` if it is here.
+fn wanted(app: &App, name: &str) -> Result<Option<ModelRef>, ApiError> {
+    if let Some(wanted) = catalog::hub_name(name) {
+        return Ok(Some(wanted));
+    }
+    match catalog::find(name, &app.options.model_name, &app.model) {
+        Meaning::Served | Meaning::Cached(_) => Ok(None),
+        Meaning::Unknown => Err(ApiError::invalid(format!(
+            "{name:?} is a name of Ollama's library, and models come from the Hugging Face Hub: give ORG/NAME or \
+             ORG/NAME:QUANT, such as hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M"
+        ))),
+    }
+}
+
+/// Fetches `model`, and tells `lines` of it. A client that leaves does not end it: the next pull finds what has come.
+fn fetch(model: &ModelRef, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+    let text = |error: hub::HubError| error.to_string();
+    let settings = Settings::from_env().map_err(text)?;
+    if settings.is_offline {
+        return Err(hub::HubError::Offline(model.repo.clone()).to_string());
+    }
+    let client = Client::new(&settings).map_err(text)?;
+    let cache = HubCache::new(settings.cache_dir().map_err(text)?);
+    let say = |line: Value| drop(lines.blocking_send(line));
+    say(json!({ "status": "pulling manifest" }));
+    let mut progress = Progress::default();
+    let mut tell = |event: Event<'_>| progress.lines(event).into_iter().for_each(say);
+    hub::pull(&client, &cache, model, "main", Retry::default(), &mut tell).map_err(text)?;
+    say(json!({ "status": "writing manifest" }));
+    Ok(())
+}
+
+/// How far the file is that is being fetched.
+#[derive(Default)]
+struct Progress {
+    total: Option<u64>,
+    told: u64,
+}
+
+impl Progress {
+    /// What is said of an event.
+    fn lines(&mut self, event: Event<'_>) -> Option<Value> {
+        let pulling = |file: &str, total: Option<u64>, completed: u64| {
+            let digest = format!("sha256:{}", digest(file));
+            let mut line = json!({ "status": format!("pulling {file}"), "digest": digest });
+            if let Some(total) = total {
+                line["total"] = total.into();
+            }
+            line["completed"] = completed.into();
+            line
+        };
+        match event {
+            Event::Present { file, bytes } => Some(pulling(file, Some(bytes), bytes)),
+            Event::Started { file, bytes, received } => {
+                (self.total, self.told) = (bytes, received);
+                Some(pulling(file, bytes, received))
+            }
+            Event::Received { file, received } => {
+                let is_told = received >= self.told + TOLD_BYTES || Some(received) == self.total;
+                is_told.then(|| {
+                    self.told = received;
+                    pulling(file, self.total, received)
+                })
+            }
+            Event::Waiting { file } => {
+                Some(json!({ "status": format!("waiting for another pull of {file}") }))
+            }
+            Event::Again { file, why } => {
+                let why = why.lines().next().unwrap_or_default();
+                Some(json!({ "status": format!("{file}: {why}: trying again") }))
+            }
+            Event::Verified { .. } => Some(json!({ "status": "verifying sha256 digest" })),
+            _ => None,
+        }
+    }
+}
+
+/// Removes a model from the hub's cache, or another name of the one that is served.
+pub(super) async fn delete(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    app.check_manages()?;
+    let body = RequestBody::read(&app, request).await?;
+    let parse = |app: &App, body: &[u8]| {
+        let mut fields = Fields::parse(body)?;
+        let name = take_name(&mut fields)?.unwrap_or_default();
+        fields.finish()?;
+        if app.forget_copy(&name) {
+            return Ok(());
+        }
+        match catalog::find(&name, &app.options.model_name, &app.model) {
+            Meaning::Served => {
+                let what = format!("{name:?} is the model that this server has: stop it first");
+                Err(ApiError::invalid(what))
+            }
+            Meaning::Unknown => Err(unknown(&name)),
+            Meaning::Cached(model) => remove(&model),
+        }
+    };
+    body.parse(&app, parse).await?;
+    Ok(json_response(StatusCode::OK, &json!({})))
+}
+
+fn unknown(name: &str) -> ApiError {
+    ApiError::status(StatusCode::NOT_FOUND, format!("model '{name}' not found"))
+}
+
+/// Removes the repository of a model, if it is of this one alone.
+fn remove(model: &hub::CachedModel) -> Result<(), ApiError> {
+    let failed = |error: hub::HubError| ApiError::internal(error.to_string());
+    let repo = model.repo.as_str();
+    if catalog::cached().iter().filter(|other| other.repo == model.repo).count() > 1 {
+        let what =
+            format!("{repo} has other models in the cache: `halfwarp rm {repo}` removes all");
+        return Err(ApiError::invalid(what));
+    }
+    let cache = catalog::cache().ok_or_else(|| unknown(repo))?;
+    let found = cache.repo(repo).map_err(failed)?.ok_or_else(|| unknown(repo))?;
+    cache.remove(&found).map_err(failed)
+}
+
+/// Gives the model that is served another name, until the server ends.
+pub(super) async fn copy(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    app.check_manages()?;
+    let body = RequestBody::read(&app, request).await?;
+    let parse = |app: &App, body: &[u8]| {
+        let mut fields = Fields::parse(body)?;
+        let source = fields.require::<String>("source")?;
+        let destination = fields.require::<String>("destination")?;
+        fields.finish()?;
+        app.check_ollama_model(Some(&source))?;
+        if destination.is_empty() || destination.len() > MAX_NAME {
+            let what = format!("it has to have 1 to {MAX_NAME} bytes");
+            return Err(ApiError::param("destination", what));
+        }
+        if !app.add_copy(destination, MAX_COPIES) {
+            return Err(ApiError::invalid(format!("there are {MAX_COPIES} copies already")));
+        }
+        Ok(())
+    };
+    body.parse(&app, parse).await?;
+    Ok(json_response(StatusCode::OK, &json!({})))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantisation_stands_in_the_name() {
+        for (path, wanted) in [
+            ("a/Qwen3-8B-Q4_K_M.gguf", "Q4_K_M"),
+            ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
+            ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+            ("x-IQ2_XXS.gguf", "IQ2_XXS"),
+            ("Qwen3-8B-BF16.gguf", "BF16"),
+            ("Qwen3-8B", ""),
+        ] {
+            assert_eq!(quantization(Path::new(path)), wanted, "{path}");
+        }
+    }
+
+    #[test]
+    fn progress_is_told_by_the_megabyte() {
+        let mut progress = Progress::default();
+        let mut told = Vec::new();
+        let total = 5 << 19;
+        let mut tell = |event| told.extend(progress.lines(event));
+        tell(Event::Started { file: "a", bytes: Some(total), received: 0 });
+        for received in (0..=total).step_by(1 << 16) {
+            tell(Event::Received { file: "a", received });
+        }
+        let completed: Vec<_> = told.iter().map(|line| line["completed"].as_u64()).collect();
+        assert_eq!(completed, [0, 1 << 20, 1 << 21, total].map(Some));
+        assert!(told.iter().all(|line| line["total"] == total), "{told:?}");
+    }
+}
