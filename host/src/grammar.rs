@@ -6,9 +6,11 @@
 
 mod after_reasoning;
 mod gbnf;
+mod lazy;
 mod probe;
 
 pub use after_reasoning::{AfterReasoning, ReasoningLimits};
+pub use lazy::{LazyGrammar, Triggers};
 
 use crate::engine::{Constraint, ConstraintState, SamplingError};
 use crate::schema::{Schema, with_options, with_stack};

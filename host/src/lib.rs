@@ -125,7 +125,9 @@ pub use engine::{
 pub use exec::{Collectives, CudaSet, Device, ExecError, Gemm, Target};
 pub use generation::GenerationConfig;
 #[cfg(feature = "grammar")]
-pub use grammar::{AfterReasoning, Grammar, GrammarCompiler, GrammarError, ReasoningLimits};
+pub use grammar::{
+    AfterReasoning, Grammar, GrammarCompiler, GrammarError, LazyGrammar, ReasoningLimits, Triggers,
+};
 pub use loaded::{Model, ModelOverrides, OpenError};
 pub use model::{Config, Decoder, LayerConfig, ModelError, NormPlacement, QkNorm};
 pub use plan::{

@@ -3,7 +3,7 @@
 use crate::client::{Client, QUESTION, chat, deltas};
 use crate::support::stdout;
 use halfwarp::plan::PAGE_SIZE;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 pub fn chat_is_what_generate_says(client: &Client) {
     let wanted = stdout(&[
@@ -236,6 +236,19 @@ pub fn answers_are_the_calls_that_are_asked_for(client: &Client) {
     let without = client.ok("/v1/chat/completions", &body(json!("none")));
     let len = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
     assert!(len(&free) > len(&without) + 100, "{free} {without}");
+    // A model that is made to write the mark of a call, and would write nothing else, calls a function then.
+    let mark =
+        client.ok("/tokenize", &json!({"prompt": "<tool_call>", "add_special_tokens": false}));
+    let mark = mark["tokens"].as_array().unwrap().iter();
+    let bias: Map<String, Value> = mark.map(|id| (id.to_string(), json!(100))).collect();
+    let mut marked = body(json!("auto"));
+    marked["logit_bias"] = bias.into();
+    marked["temperature"] = json!(0);
+    marked["parallel_tool_calls"] = json!(false);
+    let answer = client.ok("/v1/chat/completions", &marked);
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+    is_call(&choice["message"]["tool_calls"][0]);
 
     let mut guided = body(json!("required"));
     guided["guided_regex"] = json!("a");

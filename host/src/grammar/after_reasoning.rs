@@ -62,6 +62,7 @@ impl Constraint for AfterReasoning {
             close: self.close.clone(),
             after: self.after.as_ref().map(|after| after.begin()),
             phase: Phase::Start,
+            start: Vec::new(),
             bytes: Vec::new(),
         };
         if self.limits.is_open {
@@ -90,6 +91,8 @@ struct State {
     close: Vec<u32>,
     after: Option<Box<dyn ConstraintState>>,
     phase: Phase,
+    /// Tokens of the start, which the constraint after the reasoning has not seen.
+    start: Vec<u32>,
     /// The last bytes that may belong to a mark.
     bytes: Vec<u8>,
 }
@@ -116,9 +119,12 @@ impl State {
     fn takes_start(&mut self, token: u32) -> bool {
         self.push(token);
         let (bytes, open) = (self.bytes.trim_ascii_start(), self.limits.open.as_bytes());
-        if open.starts_with(bytes) && self.after.is_none() || Some(token) == self.open {
+        let is_free = self.after.as_ref().is_none_or(|after| after.is_free());
+        if open.starts_with(bytes) && is_free || Some(token) == self.open {
+            self.start.push(token);
             if bytes == open {
                 self.bytes.clear();
+                self.start.clear();
                 self.reason(0);
             }
             return true;
@@ -169,7 +175,9 @@ impl ConstraintState for State {
                 }
                 self.phase = Phase::After;
                 if let Some(after) = &mut self.after {
-                    after.accept(token)?;
+                    for token in self.start.drain(..).chain([token]) {
+                        after.accept(token)?;
+                    }
                 }
             }
         }
@@ -188,7 +196,7 @@ impl ConstraintState for State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::GrammarCompiler;
+    use crate::{GrammarCompiler, LazyGrammar, Triggers};
 
     struct Writer {
         model: Arc<Model>,
@@ -241,6 +249,28 @@ mod tests {
         assert!(!writer.state.is_free() && writer.write("aab"), "without reasoning");
         assert!(!Writer::new(false, None, Some("a+b")).write("hm"));
         assert!(!Writer::new(true, None, Some("a+b")).write("hm</think>hm"));
+    }
+
+    #[test]
+    fn a_form_that_begins_later_sees_what_is_no_reasoning() {
+        let model = Arc::new(Model::open("smollm2-135m-instruct").expect("fetched by setup"));
+        let text = model.text().unwrap();
+        let vocab_size = model.config().vocab_size;
+        let compiler = GrammarCompiler::new(&text.tokenizer, vocab_size, &text.stop_tokens);
+        let grammar = compiler.unwrap().lark("start: \"<call>a\"").unwrap();
+        let triggers = Triggers { texts: vec!["<call>".to_owned()], is_first: false };
+        let after = LazyGrammar::new(Arc::clone(&model), triggers, Arc::new(grammar));
+        let marks = ["<think>", "</think>"].map(str::to_owned);
+        let [open, close] = marks;
+        let limits = ReasoningLimits { open, close, is_open: false, budget: None };
+        let after = Some(Arc::new(after) as Arc<dyn Constraint>);
+        let constraint = AfterReasoning::new(Arc::clone(&model), limits, after).unwrap();
+        // Its first token begins the mark of reasoning too.
+        let mut writer = Writer { model: Arc::clone(&model), state: constraint.begin() };
+        assert!(writer.write("<call>") && !writer.state.is_free() && !writer.write("b"));
+        let mut writer = Writer { model, state: constraint.begin() };
+        assert!(writer.write("<think>a <call> b</think>") && writer.state.is_free());
+        assert!(writer.write("<call>") && !writer.state.is_free() && writer.write("a"));
     }
 
     #[test]

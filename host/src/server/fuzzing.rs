@@ -32,7 +32,9 @@ impl Parsers {
         let Parsers(app) = self;
         let chat = ChatRequest::parse(body, &app.model).and_then(|request| {
             let prompt = request.conversation.prompt(app)?;
-            request.conversation.tools.form(app.text()?, prompt.text(), &Reasoning::Auto);
+            let tools = &request.conversation.tools;
+            tools.form(app.text()?, prompt.text(), &Reasoning::Auto);
+            tools.optional(app.text()?, prompt.text(), &Reasoning::Auto);
             request.conversation.encode(app, &prompt)
         });
         let response = ResponseRequest::parse(body, &app.model, &app.store)

@@ -1,15 +1,15 @@
 //! Tools: what a request offers, and how answers are taken apart.
 //!
 //! How a model writes calls and reasoning its chat template shows: see [`crate::text::answer`]. A model whose template
-//! knows no tools is told of them, and of Hermes' format, in a system message.
-
-mod described;
+//! knows no tools is told of them in words.
 
 use super::error::ApiError;
 use super::fields::Fields;
 use super::form::Form;
 use crate::engine::Constraint;
-use crate::text::answer::{AnswerFormat, AnswerReader, ReaderOptions, Reasoning, RequiredCalls};
+use crate::text::answer::{
+    AnswerFormat, AnswerReader, OptionalCalls, ReaderOptions, Reasoning, RequiredCalls,
+};
 use crate::text::{ChatTemplate, Message, RenderOptions};
 use crate::{AfterReasoning, Model, Text};
 use serde_json::{Map, Value, json};
@@ -161,7 +161,7 @@ impl Tools {
     /// How the model answers where it has these tools.
     fn format(&self, template: &ChatTemplate, reasoning: &Reasoning) -> AnswerFormat {
         let format = template.answer_format().clone().with_reasoning(reasoning);
-        match self.list.is_empty() || is_native(template) {
+        match self.list.is_empty() || format.tells_of_tools() {
             true => format,
             false => format.or_hermes(),
         }
@@ -180,6 +180,22 @@ impl Tools {
         format.required(calls, &text.tokenizer).map(Form::calls)
     }
 
+    /// The form of the calls of an answer to `prompt` that may have some.
+    pub fn optional(
+        &self,
+        text: &Text,
+        prompt: &str,
+        reasoning: &Reasoning,
+    ) -> Option<OptionalCalls> {
+        let template = text.chat_template.as_ref()?;
+        if self.list.is_empty() || self.are_required() {
+            return None;
+        }
+        let tools: Vec<&Value> = self.list.iter().collect();
+        let calls = RequiredCalls { tools: &tools, is_single: self.is_single, prompt };
+        self.format(template, reasoning).optional(calls, &text.tokenizer)
+    }
+
     /// What `make` makes of the messages and options as a template takes them that is told of these tools.
     pub fn render<T>(
         &self,
@@ -188,23 +204,13 @@ impl Tools {
         options: RenderOptions<'_>,
         make: impl FnOnce(&[Message], &RenderOptions<'_>) -> T,
     ) -> T {
-        if !self.list.is_empty() && !is_native(template) {
-            let messages = described::messages(template, messages, &self.list);
-            return make(&messages, &options);
-        }
-        let options = RenderOptions { tools: &self.list, ..options };
+        let options = RenderOptions { tools: &self.list, fills_in_tools: true, ..options };
         let has_calls = |message: &Message| message.fields.contains_key("tool_calls");
         match messages.iter().any(has_calls) && template.answer_format().takes_arguments_as_text() {
             true => make(&with_texts(messages), &options),
             false => make(messages, &options),
         }
     }
-}
-
-/// Whether the template tells the model of tools, and it is known how it calls them.
-fn is_native(template: &ChatTemplate) -> bool {
-    let format = template.answer_format();
-    format.knows_tools() && format.has_calls()
 }
 
 /// With the arguments of calls as text, for templates that take no others.

@@ -26,9 +26,13 @@ mod source;
 mod strings;
 #[cfg(test)]
 mod tests;
+mod told;
 
+pub(super) use json::dumps;
 pub use message::{Content, Message};
 use program::Program;
+pub(super) use python::repr;
+use told::Told;
 
 /// What marks the end of a message that is to be continued; the space shows whether the template trims it.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
@@ -39,6 +43,9 @@ pub struct RenderOptions<'a> {
     /// Tools that the model may call: each is `{"type": "function", "function": ..}` of the OpenAI API. A template that
     /// knows no tools leaves them out.
     pub tools: &'a [Json],
+    /// Puts in words what the template leaves out: tools after the system text, the calls of earlier answers into their
+    /// text, as the model writes them.
+    pub fills_in_tools: bool,
     /// What the model should answer from: each an object with `title` and `text`.
     pub documents: Option<&'a [Json]>,
     /// Opens the answer of the assistant.
@@ -103,7 +110,9 @@ impl ChatTemplate {
         });
         let programs = programs.collect();
         let special = self.special.iter().map(|(name, token)| (name.clone(), change(token)));
-        Self { programs, special: special.collect(), answers: Arc::default() }
+        let special = special.collect();
+        let answers = self.answer_format().with_texts(&mut change);
+        Self { programs, special, answers: Arc::new(answers.into()) }
     }
 
     /// The sources of all its templates.
@@ -184,6 +193,23 @@ impl ChatTemplate {
         messages: &[Message],
         options: &RenderOptions<'_>,
     ) -> Result<String, TextError> {
+        let Some(Told { messages, after, is_described }) = self.told(messages, options) else {
+            return self.render_continued(messages, options);
+        };
+        let tools = if is_described { &[] } else { options.tools };
+        let rendered = self.render_continued(&messages, &RenderOptions { tools, ..*options })?;
+        Ok(match after {
+            Some((own, words)) => rendered.replacen(&own, &format!("{own}{words}"), 1),
+            None => rendered,
+        })
+    }
+
+    /// The text of the prompt, with the last message left open if it is to be continued.
+    fn render_continued(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions<'_>,
+    ) -> Result<String, TextError> {
         if !options.continue_final_message {
             return self.render_once(messages, options);
         }
@@ -212,7 +238,8 @@ impl ChatTemplate {
         Ok(rendered)
     }
 
-    fn render_once(
+    /// The text of the prompt, whose messages are as the template takes them.
+    pub(super) fn render_once(
         &self,
         messages: &[Message],
         options: &RenderOptions<'_>,

@@ -2,6 +2,7 @@
 
 use super::SharedApp;
 use super::native::fill_in;
+use crate::engine::Constraint;
 use crate::server::answer::{
     Asked, Completion, Destination, Endpoint, MessageObject, Prompted, ResponseObject, respond,
 };
@@ -15,6 +16,8 @@ use crate::server::request::{
 use crate::server::timed::Timed;
 use crate::server::tools::AnswerRules;
 use crate::text::Gap;
+use crate::text::answer::OptionalCalls;
+use crate::{LazyGrammar, Triggers};
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -137,13 +140,36 @@ pub(super) fn prompted(
     if let Some(form) = tools.form(text, prompt.text(), reasoning) {
         params.form = Some(form);
     }
+    let optional = match params.form {
+        None => tools.optional(text, prompt.text(), reasoning),
+        Some(_) => None,
+    };
     check_params(app, &mut params, 1)?;
+    if let Some(calls) = optional {
+        params.constraint = lazy(app, calls);
+    }
     if let Some(rules) = &rules {
         params.stop_at(&rules.stop_tokens);
         params.constraint = rules.constraint(&app.model, params.constraint, params.thinking_budget);
     }
     let ids = conversation.encode(app, &prompt)?;
     Ok((params, rules, vec![Prompted { ids, echo: String::new() }]))
+}
+
+/// The constraint of calls from their first mark on. `None` where there is no grammar of the tools' schemas: such calls are
+/// as the model writes them.
+fn lazy(app: &App, calls: OptionalCalls) -> Option<Arc<dyn Constraint>> {
+    let OptionalCalls { triggers, is_first, lark, begun } = calls;
+    let grammar = |lark: &str| {
+        let grammar = Arc::new(app.grammars().ok()?.lark(lark).ok()?);
+        Some(Arc::new(Timed::new(grammar, app.metrics.grammar_mask.clone())))
+    };
+    let triggers = Triggers { texts: triggers, is_first };
+    let lazy = LazyGrammar::new(Arc::clone(&app.model), triggers, grammar(&lark)?);
+    Some(Arc::new(match begun {
+        Some((text, lark)) => lazy.with_begun(text, grammar(&lark)?),
+        None => lazy,
+    }))
 }
 
 /// What a request may ask of this server; makes the constraint of its answers.

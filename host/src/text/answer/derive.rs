@@ -23,8 +23,7 @@ pub(super) fn of(template: &ChatTemplate) -> AnswerFormat {
         let reasoning = known::reasoning(source, &prompt);
         return AnswerFormat { reasoning, knows_tools, ..AnswerFormat::default() };
     };
-    let found = if knows_tools { calls::find(&probe, &plain, &prompt) } else { None };
-    let (calls, content) = match found {
+    let (calls, content) = match calls::find(&probe, &plain, &prompt) {
         Some((calls, content)) => (Some(calls), content),
         None if knows_tools => (known::calls(source), Marks::default()),
         None => (None, Marks::default()),

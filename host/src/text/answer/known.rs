@@ -39,6 +39,7 @@ fn objects(arguments_key: &str) -> Calls {
             before_arguments: Mark::text(format!(", \"{arguments_key}\": ")),
             after: Mark::text("}"),
         },
+        opens_with_turn_end: false,
         optional_open: None,
         stop: None,
         takes_text: false,
@@ -61,10 +62,10 @@ pub(super) fn calls(source: &str) -> Option<Calls> {
         });
     }
     if names("<|tool_calls_section_begin|>") && names("<|tool_call_argument_begin|>") {
-        // Kimi K2.
+        // Kimi K2: what counts the calls changes a list in place, which a sandbox of Jinja2 forbids.
         let number = Mark(vec![
             Part::Text(":".to_owned()),
-            Part::Number,
+            Part::Number(0),
             Part::Text("<|tool_call_argument_begin|>".to_owned()),
         ]);
         return Some(Calls {
@@ -92,24 +93,7 @@ pub(super) fn calls(source: &str) -> Option<Calls> {
         // Granite 3.3.
         return Some(list("<|tool_call|>", ""));
     }
-    if names("[TOOL_CALLS]") && names("[ARGS]") {
-        return Some(Calls {
-            call: (Mark::text("[TOOL_CALLS]"), Mark::default()),
-            style: Style::Named { middle: Mark::text("[ARGS]"), arguments: Arguments::Json },
-            ..objects("arguments")
-        });
-    }
-    if names("[TOOL_CALLS]") {
-        return Some(list("[TOOL_CALLS]", ""));
-    }
-    if names("<tool_call>") {
-        return Some(hermes());
-    }
-    (names("<|python_tag|>") || names("\"parameters\": ")).then(|| Calls {
-        optional_open: Some("<|python_tag|>"),
-        separator: "; ".to_owned(),
-        ..objects("parameters")
-    })
+    names("<tool_call>").then(hermes)
 }
 
 /// Whether `mark` is one that opens reasoning.

@@ -6,8 +6,8 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Text(String),
-    /// Digits that count.
-    Number,
+    /// Digits that count, from this number on.
+    Number(usize),
     /// The id of the call.
     Id,
     /// The name of the function once more.
@@ -110,10 +110,12 @@ impl Mark {
         let is_number = |part: &Part| matches!(part, Part::Text(text) if text.bytes().all(|byte| byte.is_ascii_digit()));
         let mut counting = Mark::default();
         for (mine, other) in mine.into_iter().zip(others) {
-            let part = match mine == other {
-                true => mine,
-                false if is_number(&mine) && is_number(&other) => Part::Number,
-                false => return self,
+            let part = match &mine {
+                _ if mine == other => mine,
+                Part::Text(first) if is_number(&mine) && is_number(&other) => {
+                    Part::Number(first.parse().unwrap_or_default())
+                }
+                _ => return self,
             };
             counting = counting.then(&Mark(vec![part]));
         }
@@ -135,7 +137,7 @@ impl Mark {
             let read = match part {
                 Part::Text(literal) => literal_end(&text[at..], literal),
                 Part::Name | Part::Key => literal_end(&text[at..], word),
-                Part::Number => match run(&|c| !c.is_ascii_digit()) {
+                Part::Number(_) => match run(&|c| !c.is_ascii_digit()) {
                     Some((range, _)) if range.is_empty() => Read::No,
                     Some((range, _)) => whole(range.len()),
                     None => Read::More,
@@ -207,7 +209,7 @@ impl fmt::Display for Mark {
         for part in &self.0 {
             match part {
                 Part::Text(text) => f.write_str(&text.replace('\n', "\\n"))?,
-                Part::Number => f.write_str("{number}")?,
+                Part::Number(first) => write!(f, "{{number from {first}}}")?,
                 Part::Id => f.write_str("{id}")?,
                 Part::Name => f.write_str("{name}")?,
                 Part::Key => f.write_str("{key}")?,
@@ -303,7 +305,7 @@ mod tests {
         let got = mark.read("#abc>f:1", "");
         assert_eq!(got, Read::Whole { len: 7, id: Some("abc".to_owned()), is_string: None });
         let counting = Mark::text(":0<x>").counting(&Mark::text(":1<x>"));
-        assert_eq!(counting.to_string(), ":{number}<x>");
+        assert_eq!(counting.to_string(), ":{number from 0}<x>");
         assert_eq!(counting.read(":12<x>", ""), whole(6));
         assert_eq!(counting.read(":12", ""), Read::More);
         assert_eq!(Mark::text("a1").counting(&Mark::text("b2")), Mark::text("a1"));

@@ -9,7 +9,9 @@
 //! Written by hand are only formats that no template shows by its behaviour:
 //! - gpt-oss' channels: the template rewrites an earlier answer (reasoning only before calls, the recipient in another
 //!   place than the model puts it), so that what it renders is not what the model writes;
-//! - LFM2's Python calls, Granite 3.3's and Phi-4's lists: the templates tell the model of tools, but render no calls.
+//! - LFM2's Python calls, Granite 3.3's and Phi-4's lists: the templates tell the model of tools, but render no calls;
+//! - Kimi K2's, in the form of its template that changes a list in place, which Jinja2's sandbox forbids;
+//! - Hermes', for models whose templates neither tell of tools nor render calls.
 
 mod derive;
 #[cfg(feature = "grammar")]
@@ -21,6 +23,7 @@ mod mark;
 mod reader;
 mod style;
 mod values;
+mod write;
 
 use super::{ChatTemplate, Tokenizer};
 #[cfg(feature = "grammar")]
@@ -31,8 +34,9 @@ use std::fmt;
 use style::{Arguments, Style};
 
 #[cfg(feature = "grammar")]
-pub use grammar::RequiredCalls;
+pub use grammar::{OptionalCalls, RequiredCalls};
 pub use reader::{AnswerReader, ReaderOptions};
+pub(crate) use write::Call;
 
 /// A piece of an answer, as it comes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +116,8 @@ pub(super) struct Calls {
     /// Whether an answer may have several.
     is_parallel: bool,
     style: Style,
+    /// Whether the first mark of calls ends a turn too.
+    opens_with_turn_end: bool,
     /// Another mark that the model may put before calls.
     optional_open: Option<&'static str>,
     /// What ends the answer in place of the end of a turn.
@@ -199,6 +205,11 @@ impl AnswerFormat {
     /// Whether the template tells the model of tools.
     pub fn knows_tools(&self) -> bool {
         self.knows_tools
+    }
+
+    /// Whether the template tells the model of tools, and it is known how it calls them.
+    pub fn tells_of_tools(&self) -> bool {
+        self.knows_tools && self.has_calls()
     }
 
     /// Whether the template wants the arguments of earlier calls as text.

@@ -387,8 +387,35 @@ impl AnswerReader {
         }
     }
 
+    /// After a call: what the template has between two, if a call comes next.
+    fn separated(&mut self, pieces: &mut Vec<Piece>, is_end: bool) -> bool {
+        let separator = self.format.calls.as_ref().map_or("", |calls| calls.separator.trim());
+        let rest = self.held.trim_start();
+        let skipped = self.held.len() - rest.len();
+        let Some(rest) = rest.strip_prefix(separator) else {
+            return match separator.starts_with(rest) && !is_end {
+                true => self.wait(State::Between),
+                false => self.go(State::Text),
+            };
+        };
+        match self.head(rest, false) {
+            Head::Call { name, id, len, in_section, next } => {
+                self.held.drain(..skipped + separator.len() + len);
+                self.in_section = in_section;
+                self.begin_call(name, id, pieces);
+                self.go(next)
+            }
+            Head::More if !is_end && rest.len() < MAX_HEAD => self.wait(State::Between),
+            Head::More | Head::No => self.go(State::Text),
+        }
+    }
+
     /// After a call of a section: another one, or its end.
     fn between(&mut self, pieces: &mut Vec<Piece>, is_end: bool) -> bool {
+        let is_mark = |calls: &Calls| calls.separator.contains(['<', '[']);
+        if !self.in_section && self.format.calls.as_ref().is_some_and(is_mark) {
+            return self.separated(pieces, is_end);
+        }
         let Some(calls) = self.format.calls.as_ref().filter(|_| self.in_section) else {
             return self.go(State::Text);
         };

@@ -37,7 +37,7 @@ pub(super) fn tojson(args: &[Value]) -> Result<Value, Error> {
 }
 
 /// `json.dumps(value, ensure_ascii=False)`.
-pub(super) fn dumps(value: &Value) -> Result<String, Error> {
+pub(in crate::text) fn dumps(value: &Value) -> Result<String, Error> {
     tojson(std::slice::from_ref(value)).map(|json| json.to_string())
 }
 

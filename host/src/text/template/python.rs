@@ -23,7 +23,7 @@ pub(super) fn text(value: &Value) -> Result<String, Error> {
 }
 
 /// `repr(value)`.
-pub(super) fn repr(value: &Value) -> Result<String, Error> {
+pub(in crate::text) fn repr(value: &Value) -> Result<String, Error> {
     let mut out = String::new();
     write_repr(&mut out, value, 0)?;
     Ok(out)

@@ -37,7 +37,10 @@ pub(super) fn find(probe: &Probe<'_>, plain: &str, prompt: &str) -> Option<(Call
     let after = &one.body[one.calls[0].end..];
     let turn_end = plain[text_at + TEXT.len()..].trim();
     let turn_end = turn_end.strip_prefix(&*content.close).unwrap_or(turn_end).trim();
-    let after = cut(after, &[turn_end, segments(prompt.trim()).first().unwrap_or(&"")]);
+    // The last answer of a conversation may have no end.
+    let between_turns = if turn_end.is_empty() { probe.turn_end() } else { None };
+    let opens_turn = *segments(prompt.trim()).first().unwrap_or(&"");
+    let after = cut(after, &[turn_end, opens_turn, between_turns.as_deref().unwrap_or("")]);
 
     let (open, call_close, between) = match &two {
         Some(two) => {
@@ -77,6 +80,7 @@ pub(super) fn find(probe: &Probe<'_>, plain: &str, prompt: &str) -> Option<(Call
         Some(second) => mark(call_open).counting(&second),
         None => mark(call_open),
     };
+    let is_turn_end = segments(before).first().is_some_and(|first| turn_end.starts_with(first));
     let calls = Calls {
         section: (mark(section_open), mark(section_close.trim_end())),
         call: (call_open, mark(&after.0[..call_close])),
@@ -88,6 +92,7 @@ pub(super) fn find(probe: &Probe<'_>, plain: &str, prompt: &str) -> Option<(Call
             (Some(two), style) => counting(style, two),
             (None, style) => style,
         },
+        opens_with_turn_end: is_turn_end,
         optional_open: None,
         stop,
         takes_text: wants.text,

@@ -1,5 +1,6 @@
 //! Conversations of words that no template has, rendered.
 
+use crate::text::answer::mark::segments;
 use crate::text::{ChatTemplate, Content, Message, RenderOptions};
 use serde_json::{Map, Value, json};
 
@@ -52,7 +53,7 @@ impl<'a> Probe<'a> {
     fn render(&self, messages: &[Message], tools: &[Value], opens: bool) -> Option<String> {
         let options =
             RenderOptions { tools, add_generation_prompt: opens, ..RenderOptions::default() };
-        self.template.render_with(messages, &options).ok()
+        self.template.render_once(messages, &options).ok()
     }
 
     /// Whether the template tells the model of tools.
@@ -84,6 +85,16 @@ impl<'a> Probe<'a> {
     /// An answer that is a text.
     pub fn text(&self) -> Option<String> {
         self.answer(TEXT, Map::new())
+    }
+
+    /// The mark after an answer that a question follows.
+    pub fn turn_end(&self) -> Option<String> {
+        let question = Message::new("user", QUESTION);
+        let messages = [question.clone(), Message::new("assistant", TEXT), question];
+        let rendered = self.render(&messages, &self.tools, false)?;
+        let (_, after) = rendered.split_once(TEXT)?;
+        let first = segments(after.trim()).first().copied();
+        first.filter(|mark| mark.starts_with('<')).map(str::to_owned)
     }
 
     /// An answer with reasoning before its text.
@@ -125,7 +136,16 @@ impl<'a> Probe<'a> {
                 "function": {"name": NAMES[*index], "arguments": arguments}})
         });
         let calls = Value::Array(calls.collect());
-        self.answer(text, [("tool_calls".to_owned(), calls)].into_iter().collect())
+        let fields: Map<String, Value> = [("tool_calls".to_owned(), calls)].into_iter().collect();
+        let rendered = self.answer(text, fields.clone());
+        let is_whole = |rendered: &String| {
+            rendered.rsplit(QUESTION).next().is_some_and(|answer| answer.contains(NAME))
+        };
+        match text.is_empty() && !rendered.as_ref().is_some_and(is_whole) {
+            // Some templates render calls only where there is no text at all.
+            true => self.answer_with(Content::Null, fields),
+            false => rendered,
+        }
     }
 
     fn answer(&self, text: &str, fields: Map<String, Value>) -> Option<String> {

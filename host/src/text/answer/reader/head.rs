@@ -25,13 +25,24 @@ pub(super) enum Head {
 
 impl Calls {
     /// Whether calls have no mark before them: such an answer begins with an object.
-    pub(super) fn is_bare(&self) -> bool {
+    pub(in super::super) fn is_bare(&self) -> bool {
         self.section.0.is_blank() && self.call.0.is_blank()
     }
 
     pub(super) fn has_short_ids(&self) -> bool {
         let mut marks = [&self.section.0, &self.call.0].into_iter();
         marks.any(|mark| mark.first_text().contains("[TOOL_CALLS]"))
+    }
+
+    /// The text that begins calls, and nothing else: their first tag, or all of the mark where that is a word, or ends turns
+    /// too. Empty if there is none.
+    #[cfg(feature = "grammar")]
+    pub(in super::super) fn trigger(&self) -> String {
+        let open = self.section.0.clone().then(&self.call.0);
+        let text = open.first_text().trim();
+        let first = first_mark(text);
+        let is_tag = first.starts_with(['<', '[', ']']) && !self.opens_with_turn_end;
+        if is_tag { first.to_owned() } else { text.to_owned() }
     }
 
     /// What texts with calls in them have at the beginnings of calls.
