@@ -126,7 +126,9 @@ fn rendered(
     }
     let question = Message::new("user", "What is the weather?");
     let render = |messages: &[Message], add_generation_prompt| {
-        let options = RenderOptions { tools, add_generation_prompt, ..RenderOptions::default() };
+        let fills_in_tools = true;
+        let options =
+            RenderOptions { tools, add_generation_prompt, fills_in_tools, ..Default::default() };
         template.render_with(messages, &options).ok()
     };
     let prompt = render(std::slice::from_ref(&question), true)?;
@@ -238,6 +240,10 @@ fn rendered_calls_are_read() {
             if [0, 1, 7].contains(&number) {
                 let written = plain(&format.written(&calls(&answer)).unwrap());
                 let written = written.strip_prefix(&*format.begun).unwrap_or(&written);
+                // DeepSeek R1's template ends only several calls.
+                let ends_one = !name.contains("R1-Distill-Llama") || number == 7;
+                let end = if ends_one { "" } else { "<｜tool▁calls▁end｜>" };
+                let written = written.strip_suffix(end).unwrap_or(written);
                 if !plain(&text).contains(written) {
                     wrong.push(format!("{name} {number}: {text:?}\n  got {written:?}"));
                 }

@@ -22,6 +22,8 @@ pub(super) struct Facts {
     needs_parts: bool,
     /// A message without content is written as if it had the text `None`, or refused.
     needs_content: bool,
+    /// Calls are written only where there is no content at all.
+    pub needs_null: bool,
     /// Tools are a field of the system message.
     pub takes_tools_in_system: bool,
 }
@@ -47,8 +49,9 @@ impl Facts {
         Self {
             takes_parts,
             needs_parts: takes_parts && !takes_text,
-            needs_content: needs_content(render),
-            takes_tools_in_system: takes_tools_in_system(render),
+            needs_content: needs_content(&render),
+            needs_null: needs_null(&render),
+            takes_tools_in_system: takes_tools_in_system(&render),
         }
     }
 
@@ -87,16 +90,37 @@ fn part(text: &str) -> Json {
     json!({"type": "text", "text": text})
 }
 
+fn field(name: &str, value: Json) -> Map<String, Json> {
+    [(name.to_owned(), value)].into_iter().collect()
+}
+
+/// A question, an answer that is `content` and a call, and what comes after it.
+fn with_call(
+    render: impl Fn(&[Message], &[Json]) -> Option<String>,
+    content: &Content,
+    after: &[Message],
+) -> Option<String> {
+    // Some templates take arguments as text only.
+    [json!({}), json!("{}")].into_iter().find_map(|arguments| {
+        let call = json!([{"id": "call00001", "type": "function",
+            "function": {"name": NEEDLE, "arguments": arguments}}]);
+        let fields = field("tool_calls", call);
+        let assistant = Message { role: "assistant".to_owned(), content: content.clone(), fields };
+        render(&[&[Message::new("user", "x"), assistant], after].concat(), &[])
+    })
+}
+
+/// Whether a call is rendered without content, and is not with an empty text.
+fn needs_null(render: impl Fn(&[Message], &[Json]) -> Option<String>) -> bool {
+    let writes = |content| {
+        with_call(&render, &content, &[]).is_some_and(|rendered| rendered.contains(NEEDLE))
+    };
+    writes(Content::Null) && !writes(Content::Text(String::new()))
+}
+
 /// Whether a call without content renders worse than one with an empty text.
 fn needs_content(render: impl Fn(&[Message], &[Json]) -> Option<String>) -> bool {
-    let call = json!([{"id": "call00001", "type": "function",
-        "function": {"name": NEEDLE, "arguments": {}}}]);
-    let field = |name: &str, value: Json| [(name.to_owned(), value)].into_iter().collect();
-    let with = |content, after: &[Message]| {
-        let fields: Map<String, Json> = field("tool_calls", call.clone());
-        let assistant = Message { role: "assistant".to_owned(), content, fields };
-        render(&[&[Message::new("user", NEEDLE), assistant], after].concat(), &[])
-    };
+    let with = |content, after: &[Message]| with_call(&render, &content, after);
     let count = |rendered: &str| rendered.matches("None").count();
     let is_worse = |after: &[Message]| match (
         with(Content::Null, after),

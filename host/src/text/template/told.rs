@@ -41,14 +41,20 @@ impl ChatTemplate {
         let format = self.answer_format();
         let is_described = !options.tools.is_empty() && !format.tells_of_tools();
         let writes_calls = has_calls && format.lacks_calls();
-        if !is_described && !writes_calls {
+        let needs_null = || self.select(true, false).is_ok_and(|it| it.facts(self).needs_null);
+        let needs_null = has_calls && !writes_calls && needs_null();
+        if !is_described && !writes_calls && !needs_null {
             return None;
         }
         let format = format.or_hermes();
-        let messages = match writes_calls {
-            true => messages.iter().map(|message| written(message, &format)).collect(),
-            false => messages.to_vec(),
+        let told = |message: &Message| match calls(message) {
+            _ if writes_calls => written(message, &format),
+            Some(_) if needs_null && message.content.text().is_empty() => {
+                Message { content: Content::Null, ..message.clone() }
+            }
+            _ => message.clone(),
         };
+        let messages = messages.iter().map(told).collect();
         let mut told = Told { messages, after: None, is_described };
         if is_described {
             self.describe(&mut told, &description(&format, options.tools), options);
@@ -196,7 +202,7 @@ mod tests {
             let result = result.as_object().unwrap().clone();
             let asked = [
                 Message::new("user", "Weather?"),
-                Message { content: Content::Null, fields: call, ..Message::new("assistant", "") },
+                Message { fields: call, ..Message::new("assistant", "") },
                 Message { fields: result, ..Message::new("tool", "20 degrees") },
             ];
             let tools = [json!({"type": "function", "function": {"name": "f",

@@ -40,7 +40,8 @@ pub(super) fn find(probe: &Probe<'_>, plain: &str, prompt: &str) -> Option<(Call
     // The last answer of a conversation may have no end.
     let between_turns = if turn_end.is_empty() { probe.turn_end() } else { None };
     let opens_turn = *segments(prompt.trim()).first().unwrap_or(&"");
-    let after = cut(after, &[turn_end, opens_turn, between_turns.as_deref().unwrap_or("")]);
+    let ends = [turn_end, opens_turn, between_turns.as_deref().unwrap_or("")];
+    let after = cut(after, &ends);
 
     let (open, call_close, between) = match &two {
         Some(two) => {
@@ -53,10 +54,15 @@ pub(super) fn find(probe: &Probe<'_>, plain: &str, prompt: &str) -> Option<(Call
     };
     let call_open = &before[before.len() - open..];
     let separator = between.get(call_close..between.len() - open.min(between.len()));
-    let section = (&before[..before.len() - open], &after.0[call_close..]);
+    let mut section = (&before[..before.len() - open], &after.0[call_close..]);
     let stop = (!after.1 && !turn_end.is_empty())
         .then(|| segments(section.1.trim()).last().map(|last| (*last).to_owned()));
     let stop = stop.flatten().filter(|stop| stop.starts_with('<'));
+    if let Some(two) = two.as_ref().filter(|_| section.1.trim().is_empty()) {
+        // DeepSeek R1's template ends only several calls.
+        let (tail, _) = cut(&two.body[two.calls[1].end..], &ends);
+        section.1 = tail.get(call_close..).unwrap_or_default();
+    }
     // Without a section it is no end of one.
     let close = match &stop {
         Some(stop) if section.0.trim().is_empty() => section.1.replace(&**stop, ""),
