@@ -49,9 +49,9 @@ impl Facts {
         Self {
             takes_parts,
             needs_parts: takes_parts && !takes_text,
-            needs_content: needs_content(&render),
-            needs_null: needs_null(&render),
-            takes_tools_in_system: takes_tools_in_system(&render),
+            needs_content: needs_content(render),
+            needs_null: needs_null(render),
+            takes_tools_in_system: takes_tools_in_system(render),
         }
     }
 
