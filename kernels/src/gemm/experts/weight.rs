@@ -99,7 +99,7 @@ impl<F: Format + 'static> Weight for F {
     const RUN: u32 = 4;
     const TILE_UNITS: usize = TILE_UNITS;
     const FEW_BLOCKS: u32 = match F::FORMAT {
-        BlockFormat::Q2_K | BlockFormat::Q4_K | BlockFormat::Q6_K | BlockFormat::MXFP4 => 3,
+        BlockFormat::Q2_K | BlockFormat::Q4_K | BlockFormat::MXFP4 => 3,
         _ => 2,
     };
 
