@@ -284,7 +284,7 @@ struct Shared {
     options: ServiceOptions,
     /// Requests that have not ended, at most.
     max_open: usize,
-    /// Of these that run.
+    /// Sequences of these that run.
     max_seqs: usize,
     state: Mutex<State>,
     /// A request was queued, or the phase has changed.

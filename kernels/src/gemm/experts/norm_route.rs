@@ -237,7 +237,7 @@ mod launcher {
         pub bias: Option<DevicePtr<f32>>,
         /// [`NormRoute::MAX_TOKENS`] zeros, which are zeros again afterwards.
         pub counters: DevicePtr<u32>,
-        /// Those of the choice; the logits are written.
+        /// The operands of the choice; the logits are written.
         pub route: RouteOperands,
     }
 

@@ -79,7 +79,7 @@ const OTHER_BYTES: u32 = 2 * NUM_CONSUMERS * STAGING_ELEMS + 8 * Pipeline::num_w
 /// How a launch divides its shared memory.
 #[derive(Clone, Copy)]
 pub struct Stages {
-    /// Their number.
+    /// How many stages.
     pub num: u32,
     /// Rows of x of each: those of the largest chunk.
     pub x_rows: u32,
@@ -154,13 +154,13 @@ struct Tile {
 #[inline(always)]
 pub fn mma_rows(num_rows: u32) -> u32 {
     match num_rows {
-        ..=16 => 16,
-        ..=32 => 32,
-        ..=64 => 64,
-        ..=96 => 96,
-        ..=128 => 128,
-        ..=144 => 144,
-        ..=192 => 192,
+        0..=16 => 16,
+        17..=32 => 32,
+        33..=64 => 64,
+        65..=96 => 96,
+        97..=128 => 128,
+        129..=144 => 144,
+        145..=192 => 192,
         _ => 256,
     }
 }
