@@ -6,7 +6,7 @@
 //!           with row strides; pools, slot_mapping, positions and table as in those two.
 //! Launch    grid `(max_tokens, vectors of a token / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`;
 //!           a vector is eight pairs of a head of Q or K, or eight columns that are only copied.
-//!           With a norm [`Vectors::lanes`] neighbouring threads take a head, each two vectors.
+//!           With a norm `Vectors::lanes` neighbouring threads take a head, each two vectors.
 //! Numerics  bit-identical to the two, or three: k is of the cache's type or f32, so it is rounded
 //!           once after the rotation.
 //! Bound     memory: a load and a store for each column of q, k and v.
@@ -38,7 +38,7 @@ const NUM_THREADS: u32 = 128;
 /// 3. `q` and the pools overlap nothing else.
 /// 4. If `aligned` is not 0, each head is 16-byte aligned in `q`, `k`, `v` and the pools, and so
 ///    are `table`, `q_norm` and `k_norm`.
-/// 5. If `NORMED`, `q_norm` and `k_norm` hold `head_dim` elements, and [`Vectors::lanes`] are at
+/// 5. If `NORMED`, `q_norm` and `k_norm` hold `head_dim` elements, and `Vectors::lanes` are at
 ///    most a warp's.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),

@@ -49,11 +49,11 @@ unsafe fn load_f32(row: Global<f32>, index: u32, condition: bool) -> Vector {
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; the matrices hold that many rows at their strides; `k` is a
-///    multiple of 8 up to [`MAX_K`], and the block has a warp for every [`SEGMENTS`] segments of it.
+///    multiple of 8 up to `MAX_K`, and the block has a warp for every `SEGMENTS` segments of it.
 /// 2. `x`, `normed`, `weight` and `norm_weight` have rows of `k` elements, 16-byte aligned; `bias`
 ///    holds an element an expert, or is null.
 /// 3. `counters` holds a zero for each token; nothing that is written overlaps anything else.
-/// 4. The rest is as [`choose`] requires.
+/// 4. The rest is as `route::choose` requires.
 #[kernel(
     launch_bounds(MAX_WARPS * 32, 1),
     overlaps,

@@ -190,7 +190,7 @@ pub(super) unsafe fn choose<const N: usize>(
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; the matrices hold that many rows at their strides.
-/// 2. The rest is as [`choose`] requires.
+/// 2. The rest is as `choose` requires.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     overlaps,
