@@ -1,8 +1,12 @@
 //! The launches of a mixture of experts.
 
+mod route;
+
+pub use route::{Route, RouteOperands};
+
 use super::chunk::{CHUNK_WORDS, NUM_THREADS, NUM_WARPS};
 use super::weight::{Dense, ROUND};
-use super::{combine, few, group, linear_f32, many, route, wgmma};
+use super::{combine, few, group, linear_f32, many, wgmma};
 use crate::Rows;
 use crate::activation::{gate_arg, num_parts};
 use crate::element::{Number, VEC_ELEMS, type_of};
@@ -16,9 +20,9 @@ use crate::gemm::{Gpu, SumOrder};
 use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::TensorMapSpec;
-use cuda_std::warp::WARP_SIZE;
 use gpu_types::{Activation, Dtype, Target};
 use half::{bf16, f16};
+use route::check_experts;
 
 /// Choices an expert, if all have as many, below which chunks of eight are the faster: beside
 /// [`many`], and beside [`wgmma`].
@@ -27,98 +31,6 @@ const FEW_ROWS_BESIDE_WGMMA: usize = 1;
 
 /// Alignment of parts of the workspace.
 const ALIGN: usize = 256;
-
-/// The choice of each token's experts.
-#[derive(Clone, Copy, Debug)]
-pub struct Route {
-    /// Upper bound of the tokens.
-    pub max_tokens: usize,
-    /// Experts.
-    pub num_experts: usize,
-    /// Experts of a token.
-    pub top_k: usize,
-    /// Whether a token's weights are divided by their sum.
-    pub normalise: bool,
-    /// Multiplies the weights.
-    pub scale: f32,
-    /// Groups of experts, and how many of them a token is restricted to; of sigmoids alone.
-    pub groups: Option<[usize; 2]>,
-}
-
-/// The operands of [`Route`].
-#[derive(Clone, Copy, Debug)]
-pub struct RouteOperands {
-    /// The number of tokens.
-    pub num_tokens: DevicePtr<u32>,
-    /// `[max_tokens, num_experts]`.
-    pub logits: Rows<f32>,
-    /// `[num_experts]`, if scores are sigmoids.
-    pub bias: Option<DevicePtr<f32>>,
-    /// `[max_tokens, top_k]`.
-    pub experts: Rows<u32>,
-    /// `[max_tokens, top_k]`.
-    pub weights: Rows<f32>,
-}
-
-impl Route {
-    /// The launch, or `None` if there are no tokens.
-    ///
-    /// # Errors
-    /// [`LaunchError`] for more than 512 experts, a `top_k` beyond their number, more than 32 groups or
-    /// some that do not divide the experts, and sizes beyond a `u32`.
-    pub fn launch(&self, operands: &RouteOperands) -> Result<Option<Launch>, LaunchError> {
-        let args = self.args(operands)?;
-        let grid = [self.max_tokens.div_ceil(route::WARPS as usize), 1, 1];
-        let geometry = Geometry::new(grid, route::NUM_THREADS as usize, 0)?;
-        let takes = |i: route::route_f32::Instance| self.num_experts <= WARP_SIZE as usize * i.n();
-        let instance = route::route_f32::Instance::find(takes).expect("one for the most experts");
-        Ok(geometry.map(|geometry| args.launch(instance, geometry)))
-    }
-
-    pub(super) fn check(&self) -> Result<(), LaunchError> {
-        check_experts(self.num_experts, self.top_k)?;
-        let [num_groups, _] = self.groups.unwrap_or([1, 1]);
-        if !(1..=32).contains(&num_groups) || !self.num_experts.is_multiple_of(num_groups) {
-            return refuse("groups", num_groups, "at most 32 that divide the experts");
-        }
-        Ok(())
-    }
-
-    pub(super) fn args(
-        &self,
-        operands: &RouteOperands,
-    ) -> Result<route::route_f32::Args, LaunchError> {
-        let RouteOperands { num_tokens, logits, bias, experts, weights } = *operands;
-        self.check()?;
-        let [num_groups, top_groups] = self.groups.unwrap_or([1, 1]);
-        Ok(route::route_f32::Args {
-            num_tokens,
-            num_experts: self.num_experts as u32,
-            top_k: self.top_k as u32,
-            normalise: self.normalise.into(),
-            scale: self.scale,
-            bias: bias.unwrap_or(DevicePtr::null()),
-            num_groups: num_groups as u32,
-            top_groups: arg_u32("groups", top_groups)?,
-            logits: logits.ptr,
-            logits_stride: logits.stride_arg()?,
-            experts: experts.ptr,
-            experts_stride: experts.stride_arg()?,
-            weights: weights.ptr,
-            weights_stride: weights.stride_arg()?,
-        })
-    }
-}
-
-fn check_experts(num_experts: usize, top_k: usize) -> Result<(), LaunchError> {
-    if num_experts > group::MAX_EXPERTS as usize {
-        return refuse("experts", num_experts, "at most 512");
-    }
-    if top_k == 0 || top_k > num_experts {
-        return refuse("experts of a token", top_k, "from 1 to the number of experts");
-    }
-    Ok(())
-}
 
 /// How the matrices of experts are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
