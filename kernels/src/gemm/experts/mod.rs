@@ -1,7 +1,7 @@
 //! Mixtures of experts: the router, and linear layers of the experts that tokens have chosen.
 //!
 //! A choice is a token's `i`-th expert. [`few`], [`many`] and, of dense weights on Hopper, [`wgmma`]
-//! take chunks of choices of the same expert: of up to 8, 64 and 128. The choices of a token are
+//! take chunks of choices of the same expert: of up to 8, 64 and 256. The choices of a token are
 //! computed apart, and [`combine`] adds them in their order, so that a token's bits do not depend on
 //! the others'.
 
