@@ -161,9 +161,12 @@ impl Machine {
     pub fn start_block(&mut self, place: usize, index: u64) {
         let grid = self.grids.of(index);
         let threads = grid.layout.threads_per_block();
-        let before = self.done[grid.device].launches.clone();
-        // What overlaps does not know it before it has waited.
-        let known = before.as_deref().filter(|_| !grid.overlaps);
+        let done = &self.done[grid.device];
+        let before = done.launches.clone();
+        // What overlaps does not know the previous launch before it has waited.
+        let known = if grid.overlaps { &done.launches_before_last } else { &done.launches };
+        let known = known.clone();
+        let known = known.as_deref();
         let clocks = Clock::start(index, threads, known);
         let mut block = Block::new(index, &grid.layout, before.clone(), grid.overlaps);
         if let Some(known) = known {

@@ -158,6 +158,8 @@ pub struct Memory {
     pub(crate) regions: Regions,
     /// Whether the next launch may start before the last one has ended.
     overlaps: bool,
+    /// Whether a block has let the next launch start before it had waited for earlier ones.
+    pub(crate) triggered_early: bool,
 }
 
 impl Memory {
@@ -254,6 +256,10 @@ impl Memory {
     /// Accesses of theirs are ordered before a thread of it only once that thread has executed
     /// `griddepcontrol.wait`, or has synchronised with one that has. Some thread of each block
     /// must: else the launch could end before earlier ones.
+    ///
+    /// Of the launches before the previous one all accesses are ordered before it, as the previous
+    /// one let it start (`griddepcontrol.launch_dependents`) when it had waited for them; unless a
+    /// block of it did so before it had waited.
     pub fn overlap_next_launch(&mut self) {
         self.overlaps = true;
     }
@@ -280,9 +286,10 @@ impl Memory {
     /// it and are forgotten. Gives whether it overlaps.
     pub(crate) fn start_launch(&mut self) -> bool {
         let overlaps = std::mem::take(&mut self.overlaps);
+        let triggered_early = std::mem::take(&mut self.triggered_early);
         let regions = self.regions.0.iter_mut();
         if overlaps {
-            regions.for_each(|region| region.shadow.seal());
+            regions.for_each(|region| region.shadow.seal(triggered_early));
         } else {
             regions.for_each(|region| region.shadow.clear());
         }

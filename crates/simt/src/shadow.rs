@@ -49,6 +49,9 @@ pub(crate) const OF_ELEMENTS: u8 = 0;
 /// The block number of accesses by earlier launches that may still run.
 pub(crate) const LAUNCH_BEFORE: u64 = u32::MAX as u64;
 
+/// The same of accesses that are assumed, until the next launch starts.
+const ASSUMED: u32 = u32::MAX - 1;
+
 impl Access {
     /// Whether an earlier launch made it.
     pub fn is_of_launch_before(&self) -> bool {
@@ -282,10 +285,12 @@ impl Cell {
         Ok(())
     }
 
-    /// All accesses become accesses of an earlier launch.
-    fn seal(&mut self) {
-        let written = self.write.or(self.atomics.all().first().copied());
-        let read = self.reads.all().first().copied();
+    /// All accesses become accesses of an earlier launch. Those that were so already are forgotten,
+    /// unless `keeps_older`.
+    fn seal(&mut self, keeps_older: bool) {
+        let is_kept = |access: &&Access| keeps_older || !access.is_of_launch_before();
+        let written = self.write.iter().chain(self.atomics.all()).find(is_kept).copied();
+        let read = self.reads.all().iter().find(is_kept).copied();
         self.write = written.map(Access::in_earlier_launch);
         self.atomics = Reads::None;
         self.reads = read.map_or(Reads::None, |read| Reads::One(read.in_earlier_launch()));
@@ -357,15 +362,16 @@ impl Shadow {
         self.pages.clear();
     }
 
-    /// All accesses become accesses of an earlier launch.
-    pub fn seal(&mut self) {
+    /// All accesses become accesses of an earlier launch. Those that were so already are forgotten,
+    /// unless `keeps_older`.
+    pub fn seal(&mut self, keeps_older: bool) {
         let cells = self.pages.iter_mut().flatten().flat_map(|page| &mut page.cells);
-        cells.for_each(Cell::seal);
+        cells.for_each(|cell| cell.seal(keeps_older));
     }
 
     /// Notes a write of all `len` bytes by an earlier launch.
     pub fn assume_written(&mut self, len: usize, location: &'static Location<'static>) {
-        let write = Some(Access::before(location));
+        let write = Some(Access { block: ASSUMED, ..Access::before(location) });
         let page = || {
             let mut page = Page::new(PAGE_BYTES.trailing_zeros());
             page.cells.iter_mut().for_each(|cell| cell.write = write);

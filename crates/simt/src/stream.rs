@@ -109,8 +109,12 @@ impl Stream {
 pub(crate) struct Done {
     /// All of its launches that have ended; `None` if there were none.
     pub launches: Option<Rc<Knowledge>>,
-    /// Those, and the blocks that have ended of the one that runs.
+    /// Those but the last one, if it waited for them before it let the next launch start.
+    pub launches_before_last: Option<Rc<Knowledge>>,
+    /// All of them, and the blocks that have ended of the one that runs.
     blocks: Option<Knowledge>,
+    /// Whether a block of the one that runs has let the next launch start before it had waited.
+    triggered_early: bool,
     /// Whether it has nothing left to do.
     pub all: bool,
 }
@@ -118,7 +122,13 @@ pub(crate) struct Done {
 impl Done {
     /// Nothing yet but what precedes all streams.
     pub fn after(before: Option<Knowledge>) -> Self {
-        Done { launches: before.clone().map(Rc::new), blocks: before, all: false }
+        Done {
+            launches: before.clone().map(Rc::new),
+            launches_before_last: None,
+            blocks: before,
+            triggered_early: false,
+            all: false,
+        }
     }
 }
 
@@ -137,8 +147,22 @@ impl Machine {
             self.land_any()?;
         }
         let done = &mut self.done[device];
+        let ended = done.launches.take().filter(|_| !done.triggered_early);
+        done.launches_before_last = ended;
+        done.triggered_early = false;
         done.launches = done.blocks.clone().map(Rc::new);
         Ok(())
+    }
+
+    /// `griddepcontrol.launch_dependents`.
+    pub fn let_next_launch_start(&mut self) {
+        let block = self.block();
+        let (index, is_early) = (block.index, block.overlaps && !block.waited_for_launches);
+        if is_early {
+            let device = self.grids.of(index).device;
+            self.done[device].triggered_early = true;
+            self.memory.triggered_early = true;
+        }
     }
 
     /// `griddepcontrol.wait`: what earlier launches have done is ordered before the thread.

@@ -491,6 +491,42 @@ fn every_block_of_an_overlapping_launch_waits() {
     }
 }
 
+/// The third launch reads what the first one wrote before it waits for the second, which lets it
+/// start before or after it has waited for the first.
+fn read_of_the_launch_before_last(is_early: bool, seed: u64) -> Result<(), Fault> {
+    let geometry = Geometry { grid: [2, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
+    let mut memory = Memory::new();
+    let [from, to] = ["from", "to"].map(|name| memory.alloc(name, Init::Poisoned(256)));
+    let at = || u64::from(4 * (32 * block_idx() + thread()));
+    let first = move || set(Space::Global, from + at(), thread());
+    let second = move || {
+        if is_early && block_idx() == 1 {
+            device::launch_dependents();
+        }
+        device::wait_for_dependencies();
+        device::launch_dependents();
+    };
+    let third = move || {
+        let value = get(Space::Global, from + (at() ^ 128));
+        device::wait_for_dependencies();
+        set(Space::Global, to + at(), value);
+    };
+    simt::emulate(kernel("first"), geometry, Arc::new(first), &mut memory, seed)?;
+    memory.overlap_next_launch();
+    simt::emulate(kernel("second"), geometry, Arc::new(second), &mut memory, seed)?;
+    memory.overlap_next_launch();
+    simt::emulate(kernel("third"), geometry, Arc::new(third), &mut memory, seed).map(|_| ())
+}
+
+#[test]
+fn what_the_launch_before_last_wrote_is_known_if_the_last_one_had_waited() {
+    for seed in simt::seeds() {
+        read_of_the_launch_before_last(false, seed).unwrap_or_else(|fault| panic!("{fault}"));
+        let fault = read_of_the_launch_before_last(true, seed).unwrap_err();
+        assert!(matches!(fault.kind, FaultKind::Dependency { writes: true, .. }), "{fault}");
+    }
+}
+
 #[test]
 fn what_the_launch_before_is_assumed_to_have_written_is_waited_for() {
     let geometry = Geometry { grid: [1; 3], block: [1; 3], shared_bytes: 0 };

@@ -45,4 +45,9 @@ pub fn wait_for_dependencies() {
 
 /// `griddepcontrol.launch_dependents`: the next launch may start.
 #[track_caller]
-pub fn launch_dependents() {}
+pub fn launch_dependents() {
+    with(|machine, _| {
+        machine.let_next_launch_start();
+        Ok(())
+    });
+}
