@@ -22,9 +22,9 @@ pub const SM_80: Gpu = Gpu { target: Target::Sm80, ..Gpu::HOPPER };
 /// An A100.
 pub const A100: Gpu = Gpu { target: Target::Sm80, num_sms: 108, overlaps: false };
 
-/// The buffers that no launch of a step writes, or none but this one: kernels may read them before
-/// they wait for the launches before.
-const CONSTANTS: [&str; 21] = [
+/// The buffers that no launch of a step writes, or none but this one, or one before the previous
+/// launch: kernels may read them before they wait for that.
+const CONSTANTS: [&str; 23] = [
     "bias",
     "norm weight",
     "scales",
@@ -46,6 +46,8 @@ const CONSTANTS: [&str; 21] = [
     "work list",
     "own k_pool",
     "own v_pool",
+    "old experts",
+    "old factors",
 ];
 
 /// The emulator's memory.

@@ -15,7 +15,7 @@ use cuda_std::prelude::*;
 const BATCH: usize = 4;
 
 /// The two columns that a thread takes in each of its rows: a rotated pair, or two others.
-pub(super) struct Pair {
+pub struct Pair {
     columns: [u32; 2],
     /// Cosine and sine; unused unless `is_rotated`.
     angle: [f32; 2],
@@ -85,6 +85,30 @@ impl Pair {
     }
 }
 
+/// The thread's columns of the weights of the norm of Q and of K.
+#[derive(Clone, Copy)]
+pub struct NormWeights {
+    q: [f32; 2],
+    k: [f32; 2],
+    eps: f32,
+}
+
+impl NormWeights {
+    /// Issues the loads of the columns of `pair`; `None` without a norm.
+    ///
+    /// # Safety
+    /// 1. Both weights hold an element for each column of a head, or are null.
+    #[inline(always)]
+    pub unsafe fn load(weights: &Weights, pair: &Pair) -> Option<Self> {
+        if weights.q.is_null() {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        let [q, k] = [weights.q, weights.k].map(|weight| unsafe { pair.load(weight, true) });
+        Some(NormWeights { q, k, eps: weights.eps })
+    }
+}
+
 /// Source and destinations of the new key or value of a head.
 pub(super) struct NewRow<E> {
     /// In the activations.
@@ -99,7 +123,7 @@ pub(super) struct NewRow<E> {
 pub(super) struct NewToken<E> {
     /// The block's query heads, contiguous.
     pub q: Global<E>,
-    pub norm: Weights,
+    pub norm: Option<NormWeights>,
     pub heads: u32,
     pub smem_q: Shared<E>,
     /// Rows of the tile of Q.
@@ -116,8 +140,7 @@ impl<E: Number> NewToken<E> {
     ///
     /// # Safety
     /// 1. All threads of the block call this; no other thread accesses what it writes before a barrier.
-    /// 2. Every row holds `head_dim` elements; with a norm those of 16 bits are 16-byte aligned, and
-    ///    both weights hold as many.
+    /// 2. Every row holds `head_dim` elements; with a norm those of 16 bits are 16-byte aligned.
     #[inline(always)]
     pub unsafe fn store(&self, pair: &Pair) {
         let threads_of_row = Pair::threads_of_row(pair.head_dim);
@@ -133,9 +156,9 @@ impl<E: Number> NewToken<E> {
                 // SAFETY: inside, by the condition.
                 values[i] = unsafe { pair.load(self.source(row, pair.head_dim), row < num_rows) };
             });
-            if !self.norm.q.is_null() {
+            if let Some(norm) = &self.norm {
                 // SAFETY: the caller's promise.
-                values = unsafe { self.normed(pair, first, row_step, values) };
+                values = unsafe { self.normed(norm, pair, first, row_step, values) };
             }
             unroll!(i in 0..4, {
                 // SAFETY: the caller's promise; a row is one thread's for each pair.
@@ -152,6 +175,7 @@ impl<E: Number> NewToken<E> {
     #[inline(always)]
     unsafe fn normed(
         &self,
+        norm: &NormWeights,
         pair: &Pair,
         first: u32,
         row_step: u32,
@@ -164,7 +188,6 @@ impl<E: Number> NewToken<E> {
         let num_normed = self.heads + u32::from(self.kv.is_some());
         // SAFETY: the caller's promise; the first row exists, and so does its first vector.
         unsafe {
-            let (q_weight, k_weight) = (pair.load(self.norm.q, true), pair.load(self.norm.k, true));
             let mut square_sums = [0.0; BATCH];
             unroll!(i in 0..4, {
                 let row = first + i as u32 * row_step;
@@ -178,10 +201,10 @@ impl<E: Number> NewToken<E> {
                 };
                 square_sums[i] = if exists { lane_square_sum(&elems) } else { 0.0 };
             });
-            let scales = qk_norm::scales(square_sums, lanes, head_dim, self.norm.eps);
+            let scales = qk_norm::scales(square_sums, lanes, head_dim, norm.eps);
             unroll!(i in 0..4, {
                 let row = first + i as u32 * row_step;
-                let weight = if row < self.heads { q_weight } else { k_weight };
+                let weight = if row < self.heads { norm.q } else { norm.k };
                 if row < num_normed {
                     let [a, b] = values[i];
                     values[i] =

@@ -294,12 +294,16 @@ unsafe fn attend<S: KvSource>(
             ring.copy();
         }
         if appends {
+            let inputs = problem.load_inputs(&item);
             grid::wait_for_dependencies();
             grid::launch_dependents();
             // The tiles of K and V that the new rows are in.
             cp_async::wait(num_slots - 3);
             thread::sync_threads();
-            problem.store_new_token(&item, &rows, smem, block_n, block_rows, width, last_tile);
+            if let Some(inputs) = inputs {
+                let sizes = [block_n, block_rows, width];
+                problem.store_new_token(&item, &rows, &inputs, smem, sizes, last_tile);
+            }
         } else {
             cp_async::wait(num_slots - 2);
             S::rotate_q(smem.q, block_rows);

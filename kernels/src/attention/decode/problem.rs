@@ -3,7 +3,7 @@
 
 use super::super::combine::VEC_ELEMS;
 use super::super::kv_ring::{KvRing, KvSource};
-use super::super::new_token::{NewRow, NewToken, Pair};
+use super::super::new_token::{NewRow, NewToken, NormWeights, Pair};
 use super::super::tile::{
     AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, Source, WarpTile, tile_offset,
     vec_elems,
@@ -104,6 +104,14 @@ pub struct NewTokens<E> {
     pub k_stride: u32,
     pub v: Global<E>,
     pub v_stride: u32,
+}
+
+/// What a thread needs for a new token of what no launch of the step writes.
+pub struct TokenInputs {
+    /// Its slot in the cache.
+    slot: u32,
+    pair: Pair,
+    norm: Option<NormWeights>,
 }
 
 /// The block's shared memory.
@@ -208,32 +216,44 @@ impl<E: AttentionElement> Problem<E> {
         }
     }
 
+    /// Issues the loads of what no launch of the step writes, for [`Problem::store_new_token`].
+    ///
+    /// # Safety
+    /// As [`attend`].
+    #[inline(always)]
+    pub unsafe fn load_inputs(&self, item: &DecodeItem) -> Option<TokenInputs> {
+        let new = self.new?;
+        let token = item.first_token as usize;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (position, slot) = (new.positions.get(token), new.slot_mapping.get(token));
+            let angles = new.table.add(position as usize * new.rotary_dim as usize);
+            let pair = Pair::new(angles, new.rotary_dim, self.head_dim);
+            let norm = NormWeights::load(&new.norm, &pair);
+            Some(TokenInputs { slot, pair, norm })
+        }
+    }
+
     /// Stores the rotated Q, and if the item has the new token's key, K and V, to the tiles and,
     /// in the first row block, to the cache.
     ///
     /// # Safety
     /// As [`attend`]; the first two slots of the ring are copied.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
     pub unsafe fn store_new_token(
         &self,
         item: &DecodeItem,
         rows: &QueryRows,
+        inputs: &TokenInputs,
         smem: &Smem<E>,
-        block_n: u32,
-        block_rows: u32,
-        width: u32,
+        [block_n, block_rows, width]: [u32; 3],
         last_tile: u32,
     ) {
-        let Some(new) = self.new else { return };
-        let NewTokens { positions, slot_mapping, table, rotary_dim, norm, .. } = new;
-        let NewTokens { k, k_stride, v, v_stride, .. } = new;
+        let Some(NewTokens { k, k_stride, v, v_stride, .. }) = self.new else { return };
+        let &TokenInputs { slot, ref pair, norm } = inputs;
         let token = item.first_token as usize;
         // SAFETY: the caller's promise.
         unsafe {
-            let (position, slot) = (positions.get(token), slot_mapping.get(token));
-            let angles = table.add(position as usize * rotary_dim as usize);
-            let pair = Pair::new(angles, rotary_dim, self.head_dim);
             let new_row = |from: Global<E>, stride: u32, pool: GlobalMut<E>, tile: Shared<E>| {
                 let (page, row) = (slot / PAGE_SIZE, slot % PAGE_SIZE);
                 let to = row_start(page, row, item.kv_head, self.num_kv_heads, self.head_dim);
@@ -252,7 +272,7 @@ impl<E: AttentionElement> Problem<E> {
             let q = self.q_row(item, rows, 0);
             let key_row = item.first_position - last_tile;
             let (heads, smem_q) = (rows.rows, smem.q);
-            NewToken { q, norm, heads, smem_q, block_rows, kv, key_row, block_n }.store(&pair);
+            NewToken { q, norm, heads, smem_q, block_rows, kv, key_row, block_n }.store(pair);
         }
     }
 }

@@ -209,7 +209,7 @@ fn decode_new<E: HostElement>(
     let names = if fused { ["own k_pool", "own v_pool"] } else { ["k_pool", "v_pool"] };
     let [k_pool, v_pool] = [0, 1].map(|of| device.numbers::<E>(names[of], &values.pools[of]));
     let operands = AttentionOperands { q, k_pool, v_pool, ..step.operands };
-    let [q_norm, k_norm] = [7, 8].map(|salt| device.f32s("norm", &random(head_dim, salt)));
+    let [q_norm, k_norm] = [7, 8].map(|salt| device.f32s("norm weight", &random(head_dim, salt)));
     let norm = if has_norm { QkNorm { q: q_norm, k: k_norm, eps: 0.1 } } else { QkNorm::NONE };
     let append = Append { positions, slot_mapping, table, rotary_dim, norm, k, v };
     if !fused {
