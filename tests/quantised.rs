@@ -30,8 +30,13 @@ const MAX_SEQS: usize = 20;
 /// GGUF files with blocks of many formats, and safetensors in E4M3.
 const BLOCKS: &str = "fixtures/quantized.gguf";
 const IQ_BLOCKS: &str = "fixtures/iq.gguf";
-const FP8: [&str; 3] =
-    ["fixtures/packed/fp8-tensor", "fixtures/packed/fp8-channel", "fixtures/packed/fp8-block"];
+const FP8: [&str; 5] = [
+    "fixtures/packed/fp8-tensor",
+    "fixtures/packed/fp8-channel",
+    "fixtures/packed/fp8-block",
+    "fixtures/packed/moe-fp8-channel",
+    "fixtures/packed/moe-fp8-block",
+];
 
 fn main() {
     let mut trials = Vec::new();
@@ -215,11 +220,20 @@ fn check_fp8(opened: &Opened, fixture: &str) {
         let weight = plan.weights.iter().find(|weight| weight.name == name).expect(name);
         (weight.storage(), weight.bytes())
     };
-    let (dtype, num_scales) = match fixture.ends_with("block") {
-        true => (Dtype::F8_E4M3_BLOCKS, 2),
-        false => (Dtype::F8_E4M3, 128),
+    let (dtype, [rows, cols]) = match fixture.ends_with("block") {
+        true => (Dtype::F8_E4M3_BLOCKS, [128, 128]),
+        false => (Dtype::F8_E4M3, [1, 256]),
     };
-    assert_eq!(storage("layers.0.down"), (Some(dtype), 128 * 256 + 4 * num_scales));
+    let bytes = |n: usize, k: usize| n * k + 4 * n.div_ceil(rows) * k.div_ceil(cols);
+    match fixture.contains("moe") {
+        true => {
+            // What is one block wide has a scale for each row.
+            let of_rows = 3 * 256 * (128 + 4);
+            assert_eq!(storage("layers.0.expert_gate"), (Some(Dtype::F8_E4M3), of_rows));
+            assert_eq!(storage("layers.0.expert_down"), (Some(dtype), bytes(3 * 128, 256)));
+        }
+        false => assert_eq!(storage("layers.0.down"), (Some(dtype), bytes(128, 256))),
+    }
     assert_eq!(storage("layers.0.qkv"), (Some(Dtype::F8_E4M3), 256 * 128 + 4 * 256));
 }
 

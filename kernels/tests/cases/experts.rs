@@ -203,6 +203,7 @@ impl Case {
         let stored_weight = |salt| match self.stored {
             Stored::Dense => (Matrix::random::<E>(shape[0], k, salt), weights::Codes::default()),
             Stored::Tiles(format) => weights::tiles(format, shape, |factor| factor * 0.1),
+            Stored::E4m3 { in_blocks } => weights::e4m3(shape, in_blocks, salt),
         };
         let (weight, codes) = stored_weight(2);
         let (up, up_codes) = stored_weight(3);
@@ -211,8 +212,18 @@ impl Case {
 
         let mut device = Device::default();
         let memory = |device: &mut Device, matrix: &Matrix, codes: &weights::Codes| {
-            let Stored::Tiles(format) = self.stored else {
-                return DevicePtr::new(device.matrix::<E>("weight", matrix, (k, shape[0])).ptr.0);
+            let format = match self.stored {
+                Stored::Tiles(format) => format,
+                Stored::Dense => {
+                    let rows = device.matrix::<E>("weight", matrix, (k, shape[0]));
+                    return DevicePtr::new(rows.ptr.0);
+                }
+                Stored::E4m3 { .. } => {
+                    let mut bytes = codes.bytes.clone();
+                    bytes.resize(bytes.len().next_multiple_of(16), 0);
+                    bytes.extend(codes.scales.iter().flat_map(|scale| scale.to_le_bytes()));
+                    return device.bytes("weight", &bytes);
+                }
             };
             let each = codes.bytes.chunks(codes.bytes.len() / num_experts);
             let packed = each.flat_map(|expert| weights::pack(format, [n, k], expert));
@@ -239,7 +250,12 @@ impl Case {
             cols: top_k,
             values: factors.iter().map(|&factor| factor.into()).collect(),
         };
-        let factors_at = device.matrix("factors", &factors_at, (top_k + 1, max_tokens));
+        // What a launch before the previous one has written, for what is launched of one token.
+        let [factors_name, experts_name] = match max_tokens {
+            1 => ["old factors", "old experts"],
+            _ => ["factors", "experts"],
+        };
+        let factors_at = device.matrix(factors_name, &factors_at, (top_k + 1, max_tokens));
         let out_f32 = device.out::<f32>("out", (width + 8, max_tokens));
         let out = device.out::<E>("out", (width + 8, max_tokens));
         let residual = Matrix::random::<f32>(tokens, n, 7);
@@ -247,7 +263,7 @@ impl Case {
             self.residual.then(|| device.matrix::<f32>("residual", &residual, (n + 8, max_tokens)));
         let operands = ExpertOperands {
             num_tokens: device.u32s("num_tokens", &[tokens as u32]),
-            experts: Rows::new(device.u32s("experts", &padded), top_k + 1),
+            experts: Rows::new(device.u32s(experts_name, &padded), top_k + 1),
             x: device.matrix::<E>("x", &x, (x_rows * k + 8, max_tokens)),
             x_by_choice: self.x_by_choice,
             weight: weight_at,
@@ -375,6 +391,40 @@ fn few_choices_match_oracle() {
     }
 }
 
+/// The sum of a token's experts in one launch.
+#[test]
+fn sums_of_a_token_match_oracle() {
+    let one = Case { tokens: [1, 1], x_by_choice: true, sums: Some(true), ..CASE };
+    for case in [
+        one,
+        // Fewer tiles than warps, and more; a choice for every lane.
+        Case { top_k: 1, k: 8, residual: true, ..one },
+        Case { num_experts: 40, top_k: 32, k: 264, bias: true, ..one },
+        Case { num_experts: 9, top_k: 7, k: 1032, n: 33, bias: true, residual: true, ..one },
+        Case { tokens: [0, 1], residual: true, bias: true, ..one },
+    ] {
+        case.check::<f16>();
+        case.check::<bf16>();
+    }
+    for format in BlockFormat::tiled() {
+        let k = if format.block_elems() == 256 { 768 } else { 352 };
+        let stored = Stored::Tiles(format);
+        Case { stored, k, n: 24, top_k: 5, bias: true, ..one }.run::<f16>(1);
+        Case { stored, k: 2 * k, n: 40, residual: true, ..one }.run::<f16>(2);
+    }
+    assert_eq!(one.run::<f16>(1).1, ["experts_f16_sum"]);
+    // Where a launch does not add, or must not.
+    for other in [
+        Case { tokens: [1, 2], ..one },
+        Case { num_experts: 40, top_k: 33, ..one },
+        Case { order: SumOrder::SmallBatch, ..one },
+        Case { sums: Some(false), ..one },
+        Case { x_by_choice: false, ..one },
+    ] {
+        assert_eq!(other.run::<f16>(1).1.len(), 2, "{other:?}");
+    }
+}
+
 #[test]
 fn many_choices_match_oracle() {
     for choice in [Choice::ToOne, Choice::Even, Choice::Uneven] {
@@ -453,6 +503,22 @@ fn experts_in_blocks_match_oracle() {
         let many = Case { stored, k, n: 24, order: SumOrder::Tiles, ..CASE };
         Case { tokens: [9, 9], ..many }.run::<f16>(1);
         Case { gate: SILU, ..many }.run::<f16>(2);
+    }
+}
+
+#[test]
+fn experts_in_e4m3_match_oracle() {
+    let [rows, blocks] = [false, true].map(|in_blocks| Stored::E4m3 { in_blocks });
+    for (stored, n) in [(rows, 40), (rows, 33), (blocks, 128), (blocks, 256)] {
+        // Tiles that are not whole, and blocks that end in one.
+        let case = Case { stored, n, k: 336, ..CASE };
+        case.run::<f16>(1);
+        Case { gate: SILU, top_k: 1, k: 16, ..case }.run::<f16>(2);
+        Case { gate: SWIGLU_OAI, bias: true, k: 1024, ..case }.run::<f16>(1);
+        Case { tokens: [9, 9], order: SumOrder::Tiles, ..case }.run::<f16>(1);
+        Case { gate: SILU, order: SumOrder::Tiles, ..case }.run::<f16>(2);
+        let sum = Case { tokens: [1, 1], x_by_choice: true, sums: Some(true), ..case };
+        Case { residual: true, ..sum }.run::<f16>(1);
     }
 }
 

@@ -22,6 +22,9 @@ fn unsupported(op: &ExpertLinear, why: impl Into<String>) -> ExecError {
 /// How the matrices of all experts are stored.
 fn stored(plan: &Plan, op: &ExpertLinear, weight: WeightId) -> Result<Stored, ExecError> {
     let weight = plan.weight(weight);
+    if let Some(storage) = weight.storage().filter(|storage| storage.is_fp8()) {
+        return Ok(Stored::E4m3 { in_blocks: storage == Dtype::F8_E4M3_BLOCKS });
+    }
     let formats: Vec<_> = weight.parts.iter().map(|part| weight.tile_format(part)).collect();
     let is_apart = weight.parts.len() == op.num_experts;
     let rows = weight.rows / op.num_experts;

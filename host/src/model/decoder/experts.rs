@@ -4,8 +4,8 @@ use super::{Planner, cols_of, part, rows_of};
 use crate::model::names::{ExpertForm, ExpertNames};
 use crate::model::{ExpertScores, Experts};
 use crate::plan::{
-    Dtype, ExpertLinear, Linear, Op, PartTransform, PlanBuilder, Route, Rows, Scores, View,
-    WeightId, WeightPart,
+    Dtype, ExpertLinear, FP8_BLOCK, Linear, Op, PartTransform, PlanBuilder, Route, Rows, Scores,
+    View, WeightId, WeightPart,
 };
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ impl Planner<'_> {
             let cols = if matrix == Matrix::Down { columns.len() } else { x.width };
             let parts = planner.expert_parts(layer, &experts, matrix, width);
             let parts = planner.in_stacks(&experts, parts);
-            let weight = planner.expert_matrix(&label(what), parts, cols);
+            let weight = planner.expert_matrix(&label(what), &experts, parts, cols);
             // Of the sums over all ranks the first has the bias.
             let is_first = matrix != Matrix::Down || planner.shares.rank.index == 0;
             let bias = (experts.bias && is_first).then(|| {
@@ -217,13 +217,29 @@ impl Planner<'_> {
         stems.iter().map(|stem| self.names.in_layer(layer, stem)).collect()
     }
 
-    /// The matrices of experts, as the numerics say but for E4M3, in which no product of theirs is.
-    fn expert_matrix(&mut self, label: &str, parts: Vec<WeightPart>, cols: usize) -> WeightId {
+    /// The matrices of experts, as the numerics say; in E4M3 if none shares a scale with another, and
+    /// what is stored can be read so.
+    fn expert_matrix(
+        &mut self,
+        label: &str,
+        experts: &Experts,
+        parts: Vec<WeightPart>,
+        cols: usize,
+    ) -> WeightId {
         let (numerics, operand) = (self.numerics, self.precision.operand());
-        let weight = self.stored_whole(label, parts, cols, |stored| {
-            let storage = numerics.matrix_storage(stored);
-            if storage.is_fp8() { operand } else { storage }
-        });
+        let storage = |stored| numerics.matrix_storage(stored);
+        let mut weight = self.stored_whole(label, parts, cols, storage);
+        let n = weight.rows / experts.num_experts;
+        let are_apart = match weight.storage() {
+            Some(Dtype::F8_E4M3_BLOCKS) => n.is_multiple_of(FP8_BLOCK),
+            _ => true,
+        };
+        let are_rows = |part: &WeightPart| !matches!(part.transform, PartTransform::Columns { .. });
+        if weight.parts.iter().any(|part| part.storage.is_fp8())
+            && !(weight.fits_fp8() && are_apart && weight.parts.iter().all(are_rows))
+        {
+            weight.parts.iter_mut().for_each(|part| part.storage = operand);
+        }
         self.builder.weight(weight)
     }
 }

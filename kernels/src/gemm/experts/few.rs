@@ -15,7 +15,8 @@
 
 use super::chunk::shared_words as chunk_words;
 use super::chunk::{Choices, Chunk, Grouped, NO_CHOICE, NUM_THREADS, NUM_WARPS, offset};
-use super::weight::{Dense, HalfOfX, TileRow, WarpUnits, Weight, first_columns};
+use super::e4m3::E4m3Rows;
+use super::weight::{Dense, HalfOfX, ScalesAt, TileRow, WarpUnits, Weight, first_columns};
 use crate::activation::GateArg;
 use crate::element::Number;
 use crate::gemm::quantised::format::{BLOCKS, TILE_ROWS, UNIT_K, lane_group, lane_pair};
@@ -24,9 +25,6 @@ use half::{bf16, f16};
 
 /// Choices of a chunk: columns of an MMA.
 pub const CHUNK_ROWS: u32 = 8;
-
-/// Units of a warp on their way.
-const RING: usize = 2;
 
 /// Elements from a row of partial sums to the next: lanes write to different banks.
 const PARTIALS_STRIDE: u32 = TILE_ROWS + 4;
@@ -43,7 +41,7 @@ pub const SHARED_WORDS: u32 = chunk_words(CHUNK_ROWS) + NUM_WARPS * WARP_PARTIAL
 /// 1. `unit` is the unit in the row, where it has columns, 16-byte aligned; `end` is a multiple of
 ///    8, in blocks of 32.
 #[inline(always)]
-unsafe fn load_half<W: Weight>(unit: Global<u16>, half: usize, end: u32) -> HalfOfX {
+pub(super) unsafe fn load_half<W: Weight>(unit: Global<u16>, half: usize, end: u32) -> HalfOfX {
     let columns = first_columns::<W>(half);
     let words = columns.map(|column| unit.wrapping_add(column as usize).cast::<u32>());
     // SAFETY: inside the row, by the conditions.
@@ -59,6 +57,7 @@ unsafe fn load_half<W: Weight>(unit: Global<u16>, half: usize, end: u32) -> Half
 }
 
 /// `NUM_WARPS >> k_warps_log2` rows of tiles a block, of gate and of up in turn where there are both.
+/// `RING` units of a warp are on their way.
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; `experts` holds that many rows of `top_k` experts of the weight;
@@ -76,11 +75,12 @@ unsafe fn load_half<W: Weight>(unit: Global<u16>, half: usize, end: u32) -> Half
     instances(
         F in BLOCKS,
         E in [f16, bf16],
-        experts_{E}_few = <Dense<E>>,
-        experts_{F}_few = <F>
+        experts_{E}_few = <Dense<E>, { <Dense<E> as Weight>::RING }>,
+        experts_e4m3_few = <E4m3Rows, { <E4m3Rows as Weight>::RING }>,
+        experts_{F}_few = <F, { <F as Weight>::RING }>
     )
 )]
-pub unsafe fn experts_few<W: Weight>(
+pub unsafe fn experts_few<W: Weight, const RING: usize>(
     num_tokens: Global<u32>,
     top_k: u32,
     experts: Global<u32>,
@@ -97,6 +97,8 @@ pub unsafe fn experts_few<W: Weight>(
     x_choice_stride: u32,
     weight: Global<u8>,
     up: Global<u8>,
+    scales_at: u32,
+    scale_stride: u32,
     bias: Global<f32>,
     up_bias: Global<f32>,
     out: GlobalMut<()>,
@@ -107,6 +109,7 @@ pub unsafe fn experts_few<W: Weight>(
     let columns = columns.max(1);
     let (block, chunk_idx) = (thread::block_idx_x() % columns, thread::block_idx_x() / columns);
     let gate = GateArg(gate);
+    let scales = ScalesAt { at: scales_at, stride: scale_stride };
     let k_warps = 1 << k_warps_log2;
     // SAFETY: the launch gives `SHARED_WORDS`; what the choices say is checked by the router.
     unsafe {
@@ -128,7 +131,7 @@ pub unsafe fn experts_few<W: Weight>(
         let weight = if group & parts_log2 == 1 { up } else { weight };
         let mut acc = [0.0; 4];
         if row * TILE_ROWS < n {
-            let at = TileRow { weight, n, k, expert: chunk.expert, row };
+            let at = TileRow { weight, n, k, expert: chunk.expert, row, scales };
             let mut units = WarpUnits::<W, RING>::new(at, k_warp, k_warps);
             // A row without a choice has the first one's: its results are not stored.
             let choice =

@@ -1,10 +1,12 @@
 //! The launches of a mixture of experts.
 
 mod route;
+mod sum;
 
 pub use route::{Route, RouteOperands};
 
 use super::chunk::{CHUNK_WORDS, NUM_THREADS, NUM_WARPS};
+use super::e4m3::E4m3Rows;
 use super::weight::{Dense, ROUND};
 use super::{combine, few, group, linear_f32, many, wgmma};
 use crate::Rows;
@@ -17,6 +19,8 @@ use crate::gemm::quantised::BlockFormat;
 use crate::gemm::quantised::format::{TILE_ROWS, UNIT_K};
 use crate::gemm::quantised::packed;
 use crate::gemm::{Gpu, SumOrder};
+use crate::operand::is_aligned;
+use crate::tile::weight::SCALE_BLOCK;
 use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::TensorMapSpec;
@@ -29,6 +33,9 @@ use route::check_experts;
 const FEW_ROWS: usize = 4;
 const FEW_ROWS_BESIDE_WGMMA: usize = 1;
 
+/// Blocks of [`few`] that are resident at once, three an SM of an H100 or H200.
+const RESIDENT_BLOCKS: usize = 3 * 132;
+
 /// Alignment of parts of the workspace.
 const ALIGN: usize = 256;
 
@@ -39,6 +46,12 @@ pub enum Stored {
     Dense,
     /// Tiles of a format: each expert's begin with a row of tiles.
     Tiles(BlockFormat),
+    /// Rows of E4M3, behind those of all experts, from a multiple of 16 bytes on, a scale in f32 of
+    /// each row, or of each block of 128 by 128, which are no two experts'.
+    E4m3 {
+        /// Whether blocks have scales.
+        in_blocks: bool,
+    },
 }
 
 /// A linear layer of the experts that tokens have chosen.
@@ -200,6 +213,11 @@ impl ExpertLinear {
         maps: Maps<'_>,
     ) -> Result<Vec<Launch>, LaunchError> {
         check_experts(self.num_experts, self.top_k)?;
+        if let ExpertOut::SumsF32(weights, out) = operands.out
+            && self.sums_at_once(operands)
+        {
+            return Ok(self.launch_sum(operands, weights, out)?.into_iter().collect());
+        }
         let (weights, products) = match operands.out {
             ExpertOut::Products(out) => (None, out),
             ExpertOut::Sums(weights, _) | ExpertOut::SumsF32(weights, _) => {
@@ -313,6 +331,7 @@ impl ExpertLinear {
         self.check(operands)?;
         let ExpertOperands { num_tokens, experts, x, x_by_choice, weight, up, .. } = *operands;
         let [bias, up_bias] = operands.bias;
+        let [scales_at, scale_stride] = self.scales()?;
         let weight_type = self.weight_type::<E>()?;
         let is_it = |i: many::experts_many::Instance| i.w() == weight_type;
         let instance = many::experts_many::Instance::find(is_it).expect("all weights");
@@ -357,6 +376,8 @@ impl ExpertLinear {
                 x_choice_stride,
                 weight,
                 up,
+                scales_at,
+                scale_stride,
                 bias,
                 up_bias,
                 out,
@@ -383,6 +404,8 @@ impl ExpertLinear {
             x_choice_stride,
             weight,
             up,
+            scales_at,
+            scale_stride,
             bias,
             up_bias,
             out,
@@ -462,10 +485,21 @@ impl ExpertLinear {
     fn weight_type<E: Number>(&self) -> Result<TypeId, LaunchError> {
         match self.stored {
             Stored::Tiles(format) if E::DTYPE == Dtype::F16 => packed::format_type(format),
+            Stored::E4m3 { .. } if E::DTYPE == Dtype::F16 => Ok(TypeId::of::<E4m3Rows>()),
             Stored::Tiles(_) => refuse("operand bits", 16, "f16 for a weight in blocks"),
+            Stored::E4m3 { .. } => refuse("operand bits", 16, "f16 for a weight in E4M3"),
             Stored::Dense if E::DTYPE == Dtype::F16 => Ok(TypeId::of::<Dense<f16>>()),
             Stored::Dense => Ok(TypeId::of::<Dense<bf16>>()),
         }
+    }
+
+    /// Where the scales of E4M3 are: the kernels' arguments, zeros where there are none.
+    fn scales(&self) -> Result<[u32; 2], LaunchError> {
+        let Stored::E4m3 { in_blocks } = self.stored else { return Ok([0; 2]) };
+        let elems = self.num_experts.saturating_mul(self.n).saturating_mul(self.k);
+        let blocks = self.k.div_ceil(SCALE_BLOCK as usize);
+        let stride = if in_blocks { arg_u32("k", blocks)? } else { 0 };
+        Ok([arg_u32("bytes of all experts", elems.div_ceil(16))?, stride])
     }
 
     fn check<E>(&self, operands: &ExpertOperands<E>) -> Result<(), LaunchError> {
@@ -487,19 +521,37 @@ impl ExpertLinear {
             }
             Stored::Dense if self.k.is_multiple_of(VEC_ELEMS as usize) => Ok(()),
             Stored::Dense => refuse("k", self.k, "a multiple of 8"),
+            Stored::E4m3 { .. } if !self.k.is_multiple_of(16) => {
+                refuse("k", self.k, "a multiple of 16")
+            }
+            Stored::E4m3 { in_blocks: true } if !self.n.is_multiple_of(SCALE_BLOCK as usize) => {
+                refuse("n", self.n, "a multiple of 128 where blocks have scales")
+            }
+            Stored::E4m3 { .. } if !is_aligned(operands.weight) => {
+                refuse("address", operands.weight.0 as usize, "a multiple of 16")
+            }
+            Stored::E4m3 { .. } => Ok(()),
         }
     }
 
-    /// Warps that split k: at least two, if they have rounds of units to themselves, and more as long
-    /// as none has fewer than others. They decide the order of the sums, so they must not depend on the
-    /// rows.
+    /// Warps that split k: at least two, if they have rounds of units to themselves; of those with
+    /// which none has fewer than others the most with which all blocks of a token are resident at
+    /// once, or the fewest. They decide the order of the sums, so they must not depend on the rows.
     fn k_warps(&self) -> usize {
         let most = NUM_WARPS as usize / num_parts(self.gate);
         let rounds = (self.k / (UNIT_K as usize * ROUND)).max(1);
         let rounds_of_any = self.k.div_ceil(UNIT_K as usize * ROUND);
-        let idle = |warps: &usize| rounds_of_any.next_multiple_of(*warps);
-        let warps = [8, 4, 2].into_iter().filter(|warps| *warps <= most.min(rounds));
-        warps.min_by_key(idle).unwrap_or(1)
+        let padded = |warps: &usize| rounds_of_any.next_multiple_of(*warps);
+        let mut warps: Vec<usize> =
+            [8, 4, 2].into_iter().filter(|w| *w <= most.min(rounds)).collect();
+        let least = warps.iter().map(padded).min();
+        warps.retain(|warps| Some(padded(warps)) == least);
+        let is_resident = |warps: &usize| {
+            let blocks = self.n.div_ceil(most / warps * TILE_ROWS as usize);
+            blocks.saturating_mul(self.top_k) <= RESIDENT_BLOCKS
+        };
+        let resident = warps.iter().find(|warps| is_resident(warps));
+        *resident.or(warps.last()).unwrap_or(&1)
     }
 
     fn launch_sums<E: Number, O: Number>(

@@ -12,7 +12,10 @@
 
 use super::chunk::shared_words as chunk_words;
 use super::chunk::{Choices, Chunk, Grouped, NO_CHOICE, NUM_THREADS, NUM_WARPS, offset};
-use super::weight::{Dense, Fragments, TileRow, WarpUnits, Weight, first_columns, multiply};
+use super::e4m3::E4m3Rows;
+use super::weight::{
+    Dense, Fragments, ScalesAt, TileRow, WarpUnits, Weight, first_columns, multiply,
+};
 use crate::activation::GateArg;
 use crate::element::Half;
 use crate::gemm::quantised::format::{BLOCKS, TILE_ROWS, UNIT_K, lane_group, lane_pair};
@@ -243,6 +246,7 @@ impl Output {
         F in BLOCKS,
         E in [f16, bf16],
         experts_{E}_many = <Dense<E>, 2>,
+        experts_e4m3_many = <E4m3Rows, 1>,
         experts_{F}_many = <F, 1>
     )
 )]
@@ -262,6 +266,8 @@ pub unsafe fn experts_many<W: Weight, const TILES: usize>(
     x_choice_stride: u32,
     weight: Global<u8>,
     up: Global<u8>,
+    scales_at: u32,
+    scale_stride: u32,
     bias: Global<f32>,
     up_bias: Global<f32>,
     out: GlobalMut<()>,
@@ -272,6 +278,7 @@ pub unsafe fn experts_many<W: Weight, const TILES: usize>(
     let columns = columns.max(1);
     let (block, chunk_idx) = (thread::block_idx_x() % columns, thread::block_idx_x() / columns);
     let gate = GateArg(gate);
+    let scales = ScalesAt { at: scales_at, stride: scale_stride };
     // SAFETY: the launch gives `SHARED_WORDS`; a stage is overwritten after the barrier that follows
     // its last load.
     unsafe {
@@ -290,7 +297,8 @@ pub unsafe fn experts_many<W: Weight, const TILES: usize>(
         let row_of = |tile: usize| {
             let tile_row = (block * NUM_WARPS + warp::warp_idx()) * TILES as u32 + tile as u32;
             let weight = if tile_row & parts_log2 == 1 { up } else { weight };
-            TileRow { weight, n, k, expert: chunk.expert, row: tile_row >> parts_log2 }
+            let row = tile_row >> parts_log2;
+            TileRow { weight, n, k, expert: chunk.expert, row, scales }
         };
         let mut units = [WarpUnits::<W, RING>::new(row_of(0), 0, 1); TILES];
         for tile in 1..TILES {

@@ -3,16 +3,18 @@
 //! A choice is a token's `i`-th expert. [`few`], [`many`] and, of dense weights on Hopper, [`wgmma`]
 //! take chunks of choices of the same expert: of up to 8, 64 and 256. The choices of a token are
 //! computed apart, and [`combine`] adds them in their order, so that a token's bits do not depend on
-//! the others'.
+//! the others'; those of a single token, where they may, are one launch with their sum, [`sum`].
 
 pub mod chunk;
 pub mod combine;
+mod e4m3;
 pub mod few;
 pub mod group;
 pub mod linear_f32;
 pub mod many;
 pub mod norm_route;
 pub mod route;
+pub mod sum;
 mod weight;
 pub mod wgmma;
 

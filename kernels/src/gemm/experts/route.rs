@@ -165,23 +165,32 @@ pub(super) unsafe fn choose<const N: usize>(
             keys[i] = if exists { key(choice_scores[i]) } else { 0 };
         }
 
-        // 2. The largest, one after the other.
+        // 2. The largest, one after the other; lane `i` stores every 32nd from the `i`-th on.
         let mut sum = 0.0;
-        for choice in 0..top_k as usize {
+        let mut own_weight = 0.0;
+        for choice in 0..top_k {
             let (expert, weight) = take_largest(&mut keys, &scores);
             sum += weight;
-            if lane == 0 {
-                experts.set(choice, expert);
-                weights.set(choice, weight);
+            if choice % warp::WARP_SIZE == lane {
+                own_weight = weight;
+                experts.set(choice as usize, expert);
+                if top_k > warp::WARP_SIZE {
+                    weights.set(choice as usize, weight);
+                }
             }
         }
-        if lane == 0 {
-            // All sigmoids may be zeros.
-            let sum = if is_softmax { sum } else { sum + 1e-20 };
-            let divisor = if normalise != 0 { sum } else { 1.0 };
-            for choice in 0..top_k as usize {
-                weights.set(choice, weights.get(choice) / divisor * scale);
+
+        // 3. Their weights, which are the lane's own if there are no more than lanes.
+        // All sigmoids may be zeros.
+        let sum = if is_softmax { sum } else { sum + 1e-20 };
+        let divisor = if normalise != 0 { sum } else { 1.0 };
+        let mut choice = lane;
+        while choice < top_k {
+            if top_k > warp::WARP_SIZE {
+                own_weight = weights.get(choice as usize);
             }
+            weights.set(choice as usize, own_weight / divisor * scale);
+            choice += warp::WARP_SIZE;
         }
     }
 }

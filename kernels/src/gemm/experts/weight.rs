@@ -38,6 +38,17 @@ pub struct TileRow {
     pub expert: u32,
     /// The row of tiles; one past the last is none.
     pub row: u32,
+    /// Where the scales are that are not among the elements.
+    pub scales: ScalesAt,
+}
+
+/// Where the scales of E4M3 are, behind the matrices of all experts.
+#[derive(Clone, Copy)]
+pub struct ScalesAt {
+    /// From the first element on, in units of 16 bytes.
+    pub at: u32,
+    /// Scales from a row of blocks of 128 rows to the next; 0 where each row of a matrix has one.
+    pub stride: u32,
 }
 
 /// How the matrices of experts are stored.
@@ -57,6 +68,12 @@ pub trait Weight: 'static {
 
     /// Blocks of [`few`](super::few) for whose registers an SM has room.
     const FEW_BLOCKS: u32;
+
+    /// Units of a warp of [`few`](super::few) on their way.
+    const RING: usize;
+
+    /// Blocks of [`sum`](super::sum) for whose registers an SM has room.
+    const SUM_BLOCKS: u32;
 
     /// The lane's part of a row of tiles.
     fn row(at: TileRow) -> Self::Row;
@@ -102,9 +119,19 @@ impl<F: Format + 'static> Weight for F {
         BlockFormat::Q2_K | BlockFormat::Q4_K | BlockFormat::MXFP4 => 3,
         _ => 2,
     };
+    const RING: usize = match F::FORMAT {
+        BlockFormat::Q4_K => 2,
+        _ => 4,
+    };
+    const SUM_BLOCKS: u32 = match F::FORMAT {
+        BlockFormat::Q2_K => 2,
+        // On sm_80 it takes a few registers more.
+        BlockFormat::MXFP4 if cfg!(target_feature = "sm_90a") => 2,
+        _ => 1,
+    };
 
     #[inline(always)]
-    fn row(TileRow { weight, n, k, expert, row }: TileRow) -> Tiles {
+    fn row(TileRow { weight, n, k, expert, row, .. }: TileRow) -> Tiles {
         let row_tiles = n.div_ceil(TILE_ROWS);
         if row < row_tiles {
             Tiles::new::<F>(weight, k).below(expert * row_tiles + row)
@@ -208,9 +235,11 @@ impl<E: Half + 'static> Weight for Dense<E> {
     const RUN: u32 = 8;
     const TILE_UNITS: usize = 1;
     const FEW_BLOCKS: u32 = 3;
+    const RING: usize = 2;
+    const SUM_BLOCKS: u32 = 1;
 
     #[inline(always)]
-    fn row(TileRow { weight, n, k, expert, row }: TileRow) -> DenseRow {
+    fn row(TileRow { weight, n, k, expert, row, .. }: TileRow) -> DenseRow {
         let lane_k = lane_pair() * Self::RUN;
         let rows = [0, 8].map(|below| {
             // Rows past the last load the last one; their results are not stored.
