@@ -47,7 +47,7 @@ fn golden_models() -> Vec<(PathBuf, PathBuf)> {
 #[test]
 fn logits_match_transformers() {
     let models = golden_models();
-    assert!(models.len() >= 43, "goldens are missing: {models:?}");
+    assert!(models.len() >= 49, "goldens are missing: {models:?}");
     for (path, expected) in models {
         let model = Model::open(&path).unwrap_or_else(|error| panic!("{error}"));
         check_logits(&model, &expected, |_| ());
@@ -181,7 +181,11 @@ fn a_fused_plan_gives_the_same_bits() {
                 let is_rotated = layer.rope.is_some() && query_scaling.is_none();
                 let of_rope = if is_rotated { 2 + of_heads } else { 0 };
                 // Of attention: its norm, and its residual.
-                let of_norms = if norms == NormPlacement::Before { 2 } else { 0 };
+                let of_norms = match norms {
+                    NormPlacement::Before => 2,
+                    NormPlacement::Around => 1,
+                    NormPlacement::After => 0,
+                };
                 // The gate; the norm and the router, and the residual.
                 let of_experts = if norms == NormPlacement::Before { 2 + 2 + 1 } else { 2 };
                 let of_mlp = match layer.has_experts {

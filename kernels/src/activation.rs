@@ -8,13 +8,17 @@ use gpu_types::Activation;
 
 cuda_std::instance_set! {
     /// The gates that kernels fuse with linear layers, in the order of [`Activation::FUSED`].
-    pub(crate) GATES = [crate::activation::Silu as "silu"];
+    pub(crate) GATES = [
+        crate::activation::Silu as "silu",
+        crate::activation::GeluTanh as "gelu_tanh",
+    ];
 }
 
 cuda_std::instance_set! {
     /// All gates, in the order of [`Activation::ALL`].
     pub(crate) ROW_GATES = [
         crate::activation::Silu as "silu",
+        crate::activation::GeluTanh as "gelu_tanh",
         crate::activation::SwigluOai as "swiglu_oai",
     ];
 }
@@ -58,6 +62,21 @@ impl Gate for Silu {
     fn activate(x: f32) -> f32 {
         // For a very negative x the exponential is infinite and its reciprocal 0, as silu is.
         x * math::rcp_approx(1.0 + math::exp2_approx(-x * LOG2_E))
+    }
+}
+
+/// [`Activation::GeluTanh`].
+pub struct GeluTanh;
+
+impl Gate for GeluTanh {
+    const ACTIVATION: Option<Activation> = Some(Activation::GeluTanh);
+
+    #[inline(always)]
+    fn activate(x: f32) -> f32 {
+        // As silu, of twice the argument of tanh.
+        let factor = math::fma(x * x, Activation::GELU_CUBIC, 1.0);
+        let exponent = x * (-2.0 * Activation::GELU_SLOPE * LOG2_E) * factor;
+        x * math::rcp_approx(1.0 + math::exp2_approx(exponent))
     }
 }
 

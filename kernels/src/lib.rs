@@ -29,6 +29,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rope_append;
 pub mod sampling;
+pub mod softcap;
 pub mod tile;
 
 #[cfg(not(target_arch = "nvptx64"))]

@@ -46,6 +46,9 @@ const MIXED_BATCH: usize = 12;
 /// Sliding windows, in positions.
 const WINDOWS: &[usize] = &[1, 5, 64, 100];
 
+/// A cap that bends most scores, some of them to the cap.
+const SOFTCAP: Option<f32> = Some(0.5);
+
 /// What is computed, of which queries, keys and values.
 #[derive(Clone, Copy)]
 struct Case {
@@ -56,6 +59,8 @@ struct Case {
     window: Option<usize>,
     /// Multiplies the scores.
     scale: f32,
+    /// Bends them.
+    softcap: Option<f32>,
     /// Keys and values come to the cache in f32, whatever it holds.
     f32_append: bool,
     /// Whether it is in three operations, which store scores and probabilities.
@@ -94,6 +99,7 @@ pub fn tests() -> Vec<Test> {
         causal: true,
         window: None,
         scale: 1.0,
+        softcap: None,
         f32_append: false,
         materialized: false,
         kv: KvStorage::default(),
@@ -116,6 +122,12 @@ pub fn tests() -> Vec<Test> {
         let full = |heads| Case { causal: false, ..case(batch, heads) };
         cases.extend([HEADS[0], HEADS[1], SMALL_HEADS].map(|heads| (batch, full(heads))));
     }
+    for batch in [DECODE_BATCH, PREFILL_130, MIXED_BATCH] {
+        let capped = |heads| Case { softcap: SOFTCAP, ..case(batch, heads) };
+        cases.extend([HEADS[1], SMALL_HEADS, (2, 1, 256)].map(|heads| (batch, capped(heads))));
+        let windowed = Case { window: Some(64), scale: 10.0, ..capped(HEADS[1]) };
+        cases.push((batch, windowed));
+    }
     let f32_cases = cases.clone();
     for precision in HALVES {
         cases.extend(f32_cases.iter().map(|&(batch, case)| (batch, Case { precision, ..case })));
@@ -137,6 +149,7 @@ pub fn tests() -> Vec<Test> {
         let others = [
             Case { window: Some(5), ..cached(batch.0, batch.1) },
             Case { f32_append: true, ..cached(batch.0, batch.1) },
+            Case { softcap: SOFTCAP, ..cached(batch.0, batch.1) },
             Case { materialized: true, ..cached(small.0, small.1) },
         ];
         cases.extend(others.map(|case| (if case.materialized { small.0 } else { batch.0 }, case)));
@@ -154,6 +167,9 @@ pub fn tests() -> Vec<Test> {
         }
         if case.scale != 1.0 {
             name += "_large_scores";
+        }
+        if case.softcap.is_some() {
+            name += "_capped";
         }
         if case.f32_append {
             name += "_append_from_f32";
@@ -197,6 +213,7 @@ fn matches_oracle(backend: Backend, case: &Case) -> Outcome {
         causal: case.causal,
         window: case.window,
         sinks: None,
+        softcap: case.softcap,
     };
     let build = |max_tokens: usize, max_q_len: usize| {
         let mut setup = Setup::new(precision);

@@ -327,6 +327,7 @@ impl Case {
             causal: self.causal,
             window: self.window,
             sinks: None,
+            softcap: None,
         }
     }
 

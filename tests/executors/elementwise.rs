@@ -72,7 +72,28 @@ pub fn tests() -> Vec<Test> {
             tests.push(Test::new(name, move |backend| is_the_sum(backend, rows, width, in_place)));
         }
     }
+    for (rows, width) in [(1, 5), (9, 1030)] {
+        let name = format!("softcap::matches_oracle_{rows}x{width}");
+        tests.push(Test::new(name, move |backend| softcap_matches_oracle(backend, rows, width)));
+    }
     tests
+}
+
+/// Logits from far below the cap to far above it.
+fn softcap_matches_oracle(backend: Backend, rows: usize, width: usize) -> Outcome {
+    const CAP: f32 = 30.0;
+    let mut input = Matrix::random(1, rows, width);
+    input.data.iter_mut().enumerate().for_each(|(i, x)| *x *= 10f32.powi(i as i32 % 7 - 3));
+    let mut setup = Setup::new(Precision::F32);
+    let x = setup.f32_input("x", &input);
+    setup.plan.op(Op::Softcap { x, cap: CAP });
+    let bounds = bounds(rows, rows % 2 * 3);
+    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), x);
+    let cap = f64::from(CAP);
+    let capped = input.data.iter().map(|&x| cap * (f64::from(x) / cap).tanh());
+    let expected = capped.map(|x| oracle::Approx::new(x, 64.0, x.abs())).collect();
+    let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
+    check(backend, &[plan], &weights, &[step])
 }
 
 /// In f32, as the residual stream is, and to the bit.

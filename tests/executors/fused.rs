@@ -249,6 +249,7 @@ impl Rotated {
             causal: true,
             window: None,
             sinks: None,
+            softcap: None,
         }));
         let dtype = self.precision.cache();
         let kv = KvLayout { num_kv_heads, head_dim, dtype, ..smallest_kv(&bounds) };

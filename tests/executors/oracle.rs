@@ -193,6 +193,10 @@ pub fn gated(
     out
 }
 
+fn bent(score: f64, cap: f64) -> f64 {
+    cap * (score / cap).tanh()
+}
+
 /// Attention of the last `q.rows` positions of one sequence with these keys and values,
 /// `[kv_len, num_kv_heads, head_dim]`. Tensor cores take the softmax rounded to the operand's type.
 pub fn attention(
@@ -216,6 +220,7 @@ pub fn attention(
             let scores: Vec<f64> = visible
                 .clone()
                 .map(|row| dot(head(keys, row, kv_head)) * f64::from(op.softmax_scale))
+                .map(|score| op.softcap.map_or(score, |cap| bent(score, cap.into())))
                 .collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();

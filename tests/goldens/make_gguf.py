@@ -35,6 +35,8 @@ NAMES = [
     "gpt-oss-mxfp4",
     "glm4-moe",
     "granitemoe",
+    "gemma2",
+    "gemma3",
 ]
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -51,6 +53,8 @@ ARCHITECTURES = {
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
 ROUTERS = (
     ".mlp.gate.weight",
@@ -87,8 +91,14 @@ def llama3_factors(rope, head_dim):
 
 def add_rope(writer, config, head_dim):
     rope = config.get("rope_parameters") or config["rope_scaling"]
+    if "full_attention" in rope:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
     writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta")))
     match rope.get("rope_type", rope.get("type")):
+        case "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(rope["factor"])
         case "llama3":
             writer.add_tensor("rope_freqs.weight", llama3_factors(rope, head_dim))
         case "yarn":
@@ -140,6 +150,17 @@ def add_family(writer, config):
             writer.add_expert_group_used_count(config["topk_group"])
         case "olmo3":
             writer.add_sliding_window(config["sliding_window"])
+            writer.add_sliding_window_pattern(
+                [kind == "sliding_attention" for kind in config["layer_types"]]
+            )
+        case "gemma2":
+            writer.add_sliding_window(config["sliding_window"])
+            writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+            writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+        case "gemma3_text":
+            writer.add_sliding_window(config["sliding_window"])
+            # Not written by llama.cpp, which knows both by the architecture.
+            writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
             writer.add_sliding_window_pattern(
                 [kind == "sliding_attention" for kind in config["layer_types"]]
             )
@@ -246,6 +267,8 @@ def convert(name):
             tensor = permute(tensor, num_heads)
         if family in PERMUTED and "k_proj" in source:
             tensor = permute(tensor, num_kv_heads)
+        if family.startswith("gemma") and source.endswith("norm.weight"):
+            tensor = tensor.float() + 1
         if tensor.ndim == 1 or source.endswith(ROUTERS + (".bias",)):
             tensor = tensor.float()
         kind = {torch.uint8: gguf.GGMLQuantizationType.MXFP4, torch.bfloat16: gguf.GGMLQuantizationType.BF16}

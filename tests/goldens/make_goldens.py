@@ -19,6 +19,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3Config,
+    Gemma3TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
@@ -88,6 +91,22 @@ GPT_OSS = dict(
         beta_slow=1.0,
         truncate=False,
         original_max_position_embeddings=32,
+    ),
+)
+
+# Windows smaller than the sequence in two of three layers, whose RoPE is their own; a scale that is not of
+# the heads' width, and a width whose root is no power of two.
+GEMMA3 = dict(
+    SIZES,
+    hidden_size=96,
+    num_hidden_layers=4,
+    head_dim=16,
+    query_pre_attn_scalar=40,
+    sliding_window=16,
+    sliding_window_pattern=3,
+    rope_parameters=dict(
+        full_attention=rope("linear", 1e6, factor=8.0),
+        sliding_attention=rope("default", 1e4),
     ),
 )
 
@@ -220,6 +239,36 @@ MODELS = {
         num_experts_per_tok=2,
         tie_word_embeddings=True,
     ),
+    # Caps of scores and of logits that most of them feel; a window in the first and the third layer.
+    "gemma2": Gemma2Config(
+        **SIZES | dict(num_hidden_layers=3),
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=16,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=0.5,
+    ),
+    # As it is published, and in the old spelling, without `layer_types`.
+    "gemma3": Gemma3TextConfig(**GEMMA3),
+    "gemma3-old": Gemma3TextConfig(**GEMMA3),
+    # The language model of one that takes images, with heads of 256.
+    "gemma3-images": Gemma3Config(
+        text_config=GEMMA3
+        | TWO_HEADS
+        | dict(hidden_size=64, num_hidden_layers=2, head_dim=256, sliding_window_pattern=2),
+        vision_config=dict(
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            image_size=56,
+            patch_size=14,
+        ),
+        mm_tokens_per_image=4,
+        boi_token_index=125,
+        eoi_token_index=126,
+        image_token_index=127,
+    ),
     # Q grows six times within the sequence.
     "ministral3": Ministral3Config(
         **SIZES,
@@ -257,7 +306,7 @@ MAX_ERRORS = {torch.float16: 4e-3, torch.bfloat16: 3.5e-2}
 MIN_CHOICE_MARGIN = 0.05
 
 # Models whose config.json is written in the old spelling: `rope_theta` and `rope_scaling`.
-OLD_SPELLING = ["llama-linear", "phi3-longrope-long", "olmo3"]
+OLD_SPELLING = ["llama-linear", "phi3-longrope-long", "olmo3", "gemma3-old"]
 
 
 ROUTERS = (
@@ -278,13 +327,18 @@ def random_model(config, seed, dtype):
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight"):
-                values = 1.0 + 0.1 * noise
+                # Gemma adds the 1 itself.
+                values = 0.2 * noise if "gemma" in config.model_type else 1.0 + 0.1 * noise
             elif name.endswith("bias"):
                 values = 0.3 * noise
             elif name.endswith("sinks"):
                 values = 1.0 + noise
             elif "embed_tokens" in name:
-                values = 0.3 * noise
+                # Gemma multiplies it by the root of its width.
+                gemma = 0.3 * noise / parameter.shape[1] ** 0.5
+                values = gemma if "gemma" in config.model_type else 0.3 * noise
+            elif "vision" in name or "multi_modal" in name:
+                values = 0.1 * noise
             elif name.endswith(ROUTERS):
                 # Decided enough that rounding to 16 bits chooses no expert who counts instead of another.
                 values = 6.0 * noise / parameter.shape[1] ** 0.5
@@ -338,7 +392,7 @@ def choice_margin(model, tokens):
     inputs = []
     gates = [
         layer.mlp
-        for layer in model.model.layers
+        for layer in getattr(model.model, "layers", [])
         if hasattr(getattr(getattr(layer, "mlp", None), "gate", None), "e_score_correction_bias")
     ]
     hooks = [gate.register_forward_pre_hook(lambda _, x: inputs.append(x[0])) for gate in gates]
@@ -379,6 +433,10 @@ def greedy(model, prompt):
 def old_spelling(path):
     config = json.loads(path.read_text())
     parameters = config.pop("rope_parameters")
+    if config["model_type"] == "gemma3_text":
+        config.pop("layer_types")
+        config["sliding_window_pattern"] = config.pop("_sliding_window_pattern")
+        config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
     # OLMo 3 has the scaling of its layers without a window alone, and says `rope_type`.
     kind = "rope_type" if "full_attention" in parameters else "type"
     parameters = parameters.get("full_attention", parameters)
@@ -423,8 +481,10 @@ def make(name, config, out):
         model = random_model(config, seed, dtype)
         quantized = quantize_experts(model) if name in IN_MXFP4 else {}
         generator = torch.Generator().manual_seed(seed)
-        tokens = torch.randint(3, config.vocab_size, (NUM_TOKENS,), generator=generator)
-        prompt = torch.randint(3, config.vocab_size, (PROMPT_LEN,), generator=generator)
+        # The last tokens of one that takes images stand for these.
+        vocab_size = getattr(config, "boi_token_index", None) or config.vocab_size
+        tokens = torch.randint(3, vocab_size, (NUM_TOKENS,), generator=generator)
+        prompt = torch.randint(3, vocab_size, (PROMPT_LEN,), generator=generator)
         continuation, margin = greedy(model, prompt)
         want = logits(model, tokens)
         has_experts = any(key in config.to_dict() for key in EXPERTS)

@@ -131,6 +131,10 @@ impl<'a> Interpreter<'a> {
                 let data = self.read(x);
                 self.write(out, &data);
             }
+            Op::Softcap { x, cap } => {
+                let data = self.read(x).into_iter().map(|x| cap * (x / cap).tanh());
+                self.write(x, &data.collect::<Vec<f32>>());
+            }
             Op::AllReduce(_) | Op::AllGather { .. } => panic!("{op:?} of one device"),
             Op::Sample { .. } => {}
         }
@@ -264,7 +268,8 @@ impl<'a> Interpreter<'a> {
                 let row = |j: usize| (j * op.num_kv_heads + head / group) * d;
                 let score = |j: usize| -> f32 {
                     let dot: f32 = q.iter().zip(&k[row(j)..]).map(|(q, k)| q * k).sum();
-                    dot * op.softmax_scale
+                    let score = dot * op.softmax_scale;
+                    op.softcap.map_or(score, |cap| cap * (score / cap).tanh())
                 };
                 let scores: Vec<f32> = (first..=t).map(score).collect();
                 let sink = op.sinks.map(|sinks| self.weight(sinks)[head]);

@@ -35,6 +35,13 @@ impl WithVectors for GateRow<'_> {
                     *out = (gate / (1.0 + exp(simd, -gate)) * up).clamp(-max, max);
                 }
             }
+            Activation::GeluTanh => {
+                let (slope, cubic) = (2.0 * Activation::GELU_SLOPE, Activation::GELU_CUBIC);
+                for ((out, &gate), up) in elems {
+                    let twice = slope * gate * (1.0 + cubic * gate * gate);
+                    *out = (gate / (1.0 + exp(simd, -twice)) * up).clamp(-max, max);
+                }
+            }
             Activation::SwigluOai => {
                 let (alpha, limit) = (Activation::SWIGLU_ALPHA, Activation::SWIGLU_LIMIT);
                 for ((out, &gate), up) in elems {

@@ -31,6 +31,19 @@ pub fn exp<V: Vectors>(simd: V, x: f32) -> f32 {
     if x < MIN { 0.0 } else { value }
 }
 
+/// `cap * tanh(x / cap)`, within 3e-6 of it.
+#[inline(always)]
+pub fn softcap<V: Vectors>(simd: V, x: f32, cap: f32) -> f32 {
+    /// Below it the difference of exponentials would lose digits.
+    const SMALL: f32 = 0.0625;
+    let u = x / cap;
+    let large = cap - 2.0 * cap / (1.0 + exp(simd, 2.0 * u));
+    let square = u * u;
+    let factor = simd.multiply_add(square, 2.0 / 15.0, -1.0 / 3.0);
+    let small = x * simd.multiply_add(factor, square, 1.0);
+    if square < SMALL * SMALL { small } else { large }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,6 +63,33 @@ mod tests {
         let mut values = x.to_vec();
         dispatch(arch, Exp(&mut values));
         values
+    }
+
+    struct Softcap<'a>(&'a mut [f32], f32);
+
+    impl WithVectors for Softcap<'_> {
+        #[inline(always)]
+        fn run<V: Vectors>(self, simd: V) {
+            self.0.iter_mut().for_each(|x| *x = softcap(simd, *x, self.1));
+        }
+    }
+
+    #[test]
+    fn softcap_matches_f64() {
+        for (arch, cap) in archs().flat_map(|arch| [0.5, 30.0, 1e4].map(|cap| (arch, cap))) {
+            for step in -2000..=2000 {
+                let x = step as f32 * step.abs() as f32 * 1e-5;
+                let mut got = [x];
+                dispatch(arch, Softcap(&mut got, cap));
+                let wanted = f64::from(cap) * (f64::from(x) / f64::from(cap)).tanh();
+                let error = (f64::from(got[0]) - wanted).abs();
+                assert!(error <= 3e-6 * wanted.abs(), "{x} by {cap}: {} for {wanted}", got[0]);
+            }
+            let mut ends = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+            dispatch(arch, Softcap(&mut ends, cap));
+            assert_eq!(ends[..2], [cap, -cap]);
+            assert!(ends[2].is_nan());
+        }
     }
 
     #[test]

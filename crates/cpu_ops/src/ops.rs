@@ -1,6 +1,7 @@
 //! Elementwise operations and row reductions.
 
 use super::activations::{Rows, RowsMut};
+use super::exp::softcap;
 use super::vectors::{Vectors, WithVectors, dispatch};
 use super::weights::StoredWeight;
 use plan::Constant;
@@ -49,6 +50,25 @@ impl WithVectors for NormRow<'_> {
             let scale = 1.0 / (mean_square + eps).sqrt();
             group.iter_mut().zip(weight).for_each(|(x, weight)| *x *= scale * weight);
         }
+    }
+}
+
+/// `x[t, i] = cap * tanh(x[t, i] / cap)`.
+pub fn softcap_rows(cap: f32, x: RowsMut) {
+    let arch = Arch::new();
+    x.for_each(|_, row| dispatch(arch, Capped { scores: row, cap }));
+}
+
+/// Capped scores, or logits.
+pub(crate) struct Capped<'a> {
+    pub scores: &'a mut [f32],
+    pub cap: f32,
+}
+
+impl WithVectors for Capped<'_> {
+    #[inline(always)]
+    fn run<V: Vectors>(self, simd: V) {
+        self.scores.iter_mut().for_each(|x| *x = softcap(simd, *x, self.cap));
     }
 }
 

@@ -56,6 +56,9 @@ macro_rules! activations {
 activations! {
     /// `x * sigmoid(x)`. Source: arXiv:1702.03118.
     Silu, "silu", in config.json ["silu", "swish"];
+    /// GELU by its approximation with tanh: `x * sigmoid(2 * u)` of `u = SLOPE * (x + CUBIC * x^3)`,
+    /// of [`Activation::GELU_SLOPE`] and [`Activation::GELU_CUBIC`]. Source: arXiv:1606.08415.
+    GeluTanh, "gelu_tanh", in config.json ["gelu_pytorch_tanh"];
     @ of rows alone:
     /// The gate of gpt-oss: with `g = min(gate, LIMIT)` and `u = clamp(up, -LIMIT, LIMIT)` the gate is
     /// `g * sigmoid(ALPHA * g) * (u + 1)`, of [`Activation::SWIGLU_LIMIT`] and
@@ -64,6 +67,10 @@ activations! {
 }
 
 impl Activation {
+    /// `sqrt(2 / pi)`, of [`Activation::GeluTanh`].
+    pub const GELU_SLOPE: f32 = 0.797_884_56;
+    /// Multiplies the cube in [`Activation::GeluTanh`].
+    pub const GELU_CUBIC: f32 = 0.044_715;
     /// Multiplies the sigmoid's argument in [`Activation::SwigluOai`].
     pub const SWIGLU_ALPHA: f32 = 1.702;
     /// Bound of gate and up in [`Activation::SwigluOai`].

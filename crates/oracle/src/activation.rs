@@ -7,6 +7,10 @@ use gpu_types::Activation;
 pub fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            0.5 * x * (1.0 + u.tanh())
+        }
         Activation::SwigluOai => {
             let x = if x > 7.0 { 7.0 } else { x };
             x / (1.0 + (-1.702 * x).exp())
@@ -17,13 +21,13 @@ pub fn activate(activation: Activation, x: f64) -> f64 {
 /// What `activation(gate)` is multiplied with.
 pub fn factor(activation: Activation, up: f64) -> f64 {
     match activation {
-        Activation::Silu => up,
+        Activation::Silu | Activation::GeluTanh => up,
         Activation::SwigluOai => up.clamp(-7.0, 7.0) + 1.0,
     }
 }
 
 /// What no slope of an activation is steeper than.
-pub const MAX_SLOPE: f64 = 1.1;
+pub const MAX_SLOPE: f64 = 1.13;
 
 /// `activation(gate) * up`, clamped to the numbers of `E` where that is f16, and not yet stored.
 pub fn gated<E: Element>(activation: Activation, gate: Approx, up: Approx) -> Approx {

@@ -72,6 +72,8 @@ pub struct Attention<'a> {
     pub window: Option<usize>,
     /// Multiplies the scores.
     pub scale: f32,
+    /// Bends the scaled scores `s` to `softcap * tanh(s / softcap)`.
+    pub softcap: Option<f32>,
     /// Largest relative error of a probability.
     pub rounding: f64,
     /// A score of each query head that has no value, in turn; none if empty.
@@ -135,7 +137,10 @@ impl Attention<'_> {
                 let terms = q.iter().zip(k).map(|(&q, k)| scale * f64::from(q) * k);
                 let (sum, all) = terms.fold((0.0, 0.0), |(s, a), x| (s + x, a + f64::abs(x)));
                 off = off.max(SUM_ROUNDING * (1.0 + all));
-                sum
+                let Some(cap) = self.softcap.map(f64::from) else { return sum };
+                let capped = cap * (sum / cap).tanh();
+                off = off.max(SUM_ROUNDING * (1.0 + all) + 1e-5 * capped.abs());
+                capped
             })
             .collect();
         let max = scores.iter().copied().fold(sink, f64::max);

@@ -12,6 +12,8 @@ const NORM_FLOPS: usize = 4;
 const ROPE_FLOPS: usize = 3;
 /// Operations of a softmax for each score.
 const SOFTMAX_FLOPS: usize = 4;
+/// Operations of a soft cap for each element.
+const SOFTCAP_FLOPS: usize = 5;
 /// Operations of a gate for each element of its output.
 const GATE_FLOPS: usize = 5;
 
@@ -157,6 +159,7 @@ impl Plan {
             Op::Rope { x, .. } => cost.flops = ROPE_FLOPS * self.view_elems(*x, shape),
             Op::RopeAppend(_) | Op::Attention(_) | Op::AppendAttention(_) => {}
             Op::Gate { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
+            Op::Softcap { x, .. } => cost.flops = SOFTCAP_FLOPS * self.view_elems(*x, shape),
             Op::Add { out, .. } => cost.flops = self.view_elems(*out, shape),
             Op::AllReduce(AllReduce { x, residual, norm }) => {
                 let norm = if norm.is_some() { NORM_FLOPS } else { 0 };
@@ -261,6 +264,7 @@ mod tests {
             causal: true,
             window: None,
             sinks: None,
+            softcap: None,
         };
         let linear = Op::Linear(Linear::new(view(0, 8), WeightId(0), view(1, 16)));
         Plan {

@@ -70,7 +70,7 @@ pub enum Op {
     /// RoPE and append of the new tokens, then their attention, fused.
     AppendAttention(AppendAttention),
     /// The scores of [`MaterializedAttention`]: `softmax_scale * q . k` of each key that a token
-    /// sees.
+    /// sees, capped.
     AttentionScores(MaterializedAttention),
     /// Probabilities of [`MaterializedAttention`]: the softmax of the scores.
     AttentionSoftmax(MaterializedAttention),
@@ -113,6 +113,13 @@ pub enum Op {
         x: View,
         /// `[logit_rows, width]`.
         out: View,
+    },
+    /// `x = cap * tanh(x / cap)`, in place.
+    Softcap {
+        /// `[rows, width]` f32.
+        x: View,
+        /// What no element is larger than.
+        cap: f32,
     },
     /// `out[r] =` a token drawn from the logits `x[r, :]` as the step's
     /// [`sampling`](super::StepInputs::sampling) says, or why there is none: see
@@ -353,6 +360,8 @@ pub struct Attention {
     pub head_dim: usize,
     /// Multiplies the scores before the softmax.
     pub softmax_scale: f32,
+    /// Bends the scaled scores `s` to `softcap * tanh(s / softcap)`.
+    pub softcap: Option<f32>,
     /// Whether a token sees no position after its own.
     pub causal: bool,
     /// Sliding window of causal attention, in positions.
@@ -418,6 +427,7 @@ impl Op {
             Op::AllReduce(_) => "all_reduce_norm",
             Op::AllGather { .. } => "all_gather",
             Op::GatherRows { .. } => "gather_rows",
+            Op::Softcap { .. } => "softcap",
             Op::Sample { .. } => "sample",
         }
     }
@@ -436,6 +446,7 @@ impl Op {
             | Op::Rope { x, .. }
             | Op::AllGather { x, .. }
             | Op::GatherRows { x, .. }
+            | Op::Softcap { x, .. }
             | Op::Sample { x, .. } => {
                 vec![x]
             }
@@ -483,7 +494,7 @@ impl Op {
             | Op::AppendAttention(AppendAttention { attention: Attention { out, .. }, .. }) => {
                 vec![out]
             }
-            Op::Rope { x, .. } => vec![x],
+            Op::Rope { x, .. } | Op::Softcap { x, .. } => vec![x],
             Op::Route(Route { router, logits, experts, weights, .. }) => {
                 let of_router = router.map(|router| [router.normed, logits]);
                 of_router.into_iter().flatten().chain([experts, weights]).collect()

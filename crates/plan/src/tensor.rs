@@ -250,6 +250,8 @@ pub enum PartTransform {
     },
     /// In the same order, every element multiplied: of vectors, which are kept in f32.
     Scale(f32),
+    /// In the same order, something added to every element: of vectors, which are kept in f32.
+    Add(f32),
     /// Every second row of the tensor, from the first one of the slice on: the rows of two matrices
     /// take turns.
     EverySecond,

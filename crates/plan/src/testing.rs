@@ -157,6 +157,7 @@ impl Decoder {
             causal: true,
             window: None,
             sinks: None,
+            softcap: None,
         }));
         self.onto(b, "attention_out", out, hidden);
 

@@ -181,6 +181,7 @@ impl Bench {
                 causal: self.shape.is_causal(),
                 window: None,
                 sinks: None,
+                softcap: None,
             }));
         }
         let kv = KvLayout {

@@ -185,6 +185,7 @@ impl Inputs {
             window: None,
             batch_invariant: false,
             has_sinks: false,
+            softcap: None,
         })
     }
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for what is around a model.
 /// Each with its real `config.json`, except for the weights' type and the context of Llama's, which are measured in longer
 /// ones.
-const MODELS: [(&str, &str); 14] = [
+const MODELS: [(&str, &str); 16] = [
     ("tiny", include_str!("random_model/tiny.json")),
     ("qwen2.5-0.5b", include_str!("random_model/qwen2.5-0.5b.json")),
     ("qwen2.5-7b", include_str!("random_model/qwen2.5-7b.json")),
@@ -22,6 +22,8 @@ const MODELS: [(&str, &str); 14] = [
     ("granite-3.3-8b", include_str!("random_model/granite-3.3-8b.json")),
     ("olmo-3-7b", include_str!("random_model/olmo-3-7b.json")),
     ("ministral-3-8b", include_str!("random_model/ministral-3-8b.json")),
+    ("gemma-2-9b", include_str!("random_model/gemma-2-9b.json")),
+    ("gemma-3-4b", include_str!("random_model/gemma-3-4b.json")),
     ("qwen3-30b-a3b", include_str!("random_model/qwen3-30b-a3b.json")),
     ("gpt-oss-20b", include_str!("random_model/gpt-oss-20b.json")),
     ("gpt-oss-120b", include_str!("random_model/gpt-oss-120b.json")),
@@ -75,7 +77,7 @@ mod tests {
     /// The parameter counts are those of the real checkpoints' `model.safetensors.index.json` / model card.
     #[test]
     fn shapes_have_the_real_number_of_parameters() {
-        let counts: [usize; 14] = MODELS.map(|(_, json)| {
+        let counts: [usize; 16] = MODELS.map(|(_, json)| {
             let tensors = random_tensors(&config(json), None);
             tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
         });
@@ -91,6 +93,9 @@ mod tests {
             7_298_011_136,
             // Without the part for images.
             8_489_553_920,
+            9_241_705_984,
+            // Without the part for images.
+            3_880_263_168,
             30_532_122_624,
             20_914_757_184,
             116_829_156_672,

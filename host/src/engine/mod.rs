@@ -117,7 +117,7 @@ impl Engine {
         options: EngineOptions,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        let mut attempts = Attempts::new(&options);
+        let mut attempts = Attempts::new(&model, &options);
         loop {
             match Self::open(&model, &options, &attempts, &report) {
                 Ok(engine) => {

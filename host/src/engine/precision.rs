@@ -5,7 +5,7 @@ use super::{EngineError, EngineOptions};
 use crate::Model;
 use crate::exec::ExecError;
 use crate::model::ModelError;
-use crate::plan::{Bounds, Numerics, PAGE_SIZE, Precision, Rank};
+use crate::plan::{Bounds, Dtype, Numerics, PAGE_SIZE, Precision, Rank};
 use crate::weights::WeightsError;
 
 /// On the CPU nothing is faster, as it computes in f32 in any case, and weights are kept as they
@@ -15,7 +15,8 @@ const ON_CPU: Precision = Precision::F32;
 /// What an engine computes in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrecisionChoice {
-    /// By device and model. On a GPU and the emulator f16, bf16 if f16 cannot hold a weight, and
+    /// By device and model. On a GPU and the emulator f16, bf16 if f16 cannot hold a weight or, by
+    /// [`Config::overflows_f16`](crate::Config::overflows_f16), activations beside dense weights, and
     /// f32 if the model's rows cannot be aligned in 16 bits or bf16 cannot hold a weight. On the
     /// CPU f32, or bf16 if only that fits into the memory. Weights in blocks stay so: on the CPU [as
     /// they are stored](crate::plan::WeightStorage::AsStored), beside f16 operands in
@@ -54,24 +55,23 @@ pub struct Attempts {
 }
 
 impl Attempts {
-    /// Begins with the usual precision of the device.
-    pub fn new(options: &EngineOptions) -> Self {
+    /// Begins with the usual precision of the device, for `model`.
+    pub fn new(model: &Model, options: &EngineOptions) -> Self {
+        let is_free = options.precision == PrecisionChoice::Auto;
+        let mut notes = Vec::new();
         let precision = match options.precision {
             PrecisionChoice::Exact(precision) => precision,
+            _ if options.device.runs_kernels() && is_free && wants_bf16(model, options) => {
+                let why = "f16 does not hold the activations of this family";
+                notes.push(format!("computes in bf16 in place of f16: {why}"));
+                Precision::BF16
+            }
             _ if options.device.runs_kernels() => Precision::F16,
             PrecisionChoice::Auto | PrecisionChoice::Fp8 => ON_CPU,
         };
-        let is_free = options.precision == PrecisionChoice::Auto;
         let is_open = (options.context, options.cache_positions) == (None, None);
         let least_context = if is_open { DEFAULT_CONTEXT } else { PAGE_SIZE };
-        Attempts {
-            is_free,
-            precision,
-            least_context,
-            is_short: false,
-            tried: Vec::new(),
-            notes: Vec::new(),
-        }
+        Attempts { is_free, precision, least_context, is_short: false, tried: Vec::new(), notes }
     }
 
     /// Goes on to a precision that may help against `error`, or after the last one to a context of
@@ -126,6 +126,14 @@ impl Attempts {
     }
 }
 
+/// Whether f16 does not hold the model's activations. Weights in blocks and in E4M3 stay beside
+/// operands in f16: beside bf16 they would be several times as large.
+fn wants_bf16(model: &Model, options: &EngineOptions) -> bool {
+    let is_packed = |dtype: Dtype| dtype.block_elems() > 1 || dtype.is_fp8();
+    let kept = model.weight_dtype(&options.numerics(Precision::F16));
+    model.config().overflows_f16() && !kept.is_ok_and(|dtype| dtype.is_some_and(is_packed))
+}
+
 /// Whether the model's rows can be aligned in `precision`.
 fn is_aligned(model: &Model, precision: Precision) -> bool {
     let bounds = Bounds::one_sequence(1);
@@ -146,11 +154,28 @@ mod tests {
     }
 
     #[test]
+    fn a_model_that_overflows_f16_is_computed_in_bf16() {
+        let first = |golden: &str, device, precision| {
+            let goldens = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/");
+            let model = Model::open(format!("{goldens}{golden}")).unwrap();
+            let options = EngineOptions { device, precision, ..Default::default() };
+            let attempts = Attempts::new(&model, &options);
+            (attempts.precision, attempts.notes.len())
+        };
+        let (gpu, auto) = (Device::Cuda(0), PrecisionChoice::Auto);
+        assert_eq!(first("gemma3", gpu, auto), (Precision::BF16, 1));
+        assert_eq!(first("gemma2", gpu, auto), (Precision::F16, 0));
+        assert_eq!(first("gemma3", Device::Cpu, auto), (Precision::F32, 0));
+        assert_eq!(first("gemma3", gpu, Precision::F16.into()), (Precision::F16, 0));
+        assert_eq!(first("gemma3", gpu, PrecisionChoice::Fp8), (Precision::F16, 0));
+    }
+
+    #[test]
     fn a_model_too_large_in_f32_is_computed_in_bf16() {
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
         let model = Model::open(golden).unwrap();
         let auto = EngineOptions { device: Device::Cpu, ..Default::default() };
-        let mut attempts = Attempts::new(&auto);
+        let mut attempts = Attempts::new(&model, &auto);
         assert_eq!(attempts.precision, Precision::F32);
         attempts.next(&model, no_memory()).unwrap();
         assert_eq!((attempts.precision, attempts.notes.len()), (Precision::BF16, 1));
@@ -162,7 +187,7 @@ mod tests {
         assert!(matches!(attempts.next(&model, no_memory()), Err(EngineError::Memory(_))));
 
         let exact = EngineOptions { precision: Precision::F32.into(), ..auto };
-        let mut attempts = Attempts::new(&exact);
+        let mut attempts = Attempts::new(&model, &exact);
         attempts.next(&model, no_memory()).unwrap();
         assert_eq!((attempts.precision, attempts.least_context), (Precision::F32, PAGE_SIZE));
         assert!(matches!(attempts.next(&model, no_memory()), Err(EngineError::Memory(_))));

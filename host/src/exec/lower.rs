@@ -16,6 +16,7 @@ use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf, SumOrder}
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::sampling::{Sample, SampleWorkspace};
+use kernels::softcap::SoftcapRows;
 
 mod append;
 mod collective;
@@ -216,6 +217,7 @@ pub(super) fn launcher(plan: &Plan, op: &Attention) -> attention::Attention {
         num_kv_heads: op.num_kv_heads,
         head_dim: op.head_dim,
         softmax_scale: op.softmax_scale,
+        softcap: op.softcap,
         causal: op.causal,
         window: op.window,
         batch_invariant: plan.numerics().batch_invariant,
@@ -391,6 +393,10 @@ impl<'a> Lowering<'a> {
                     self.view(x)?,
                     self.view(out)?,
                 )
+            }
+            Op::Softcap { x, cap } => {
+                let (max_rows, width) = (self.max_rows(x), x.width);
+                SoftcapRows { max_rows, width, cap }.launch(self.num_rows(x), self.view(x)?)
             }
             Op::AllReduce(ref op) => return E::all_reduce(self, op),
             Op::AllGather { x, first_column, out } => self.all_gather(x, first_column, out)?,

@@ -3,11 +3,12 @@
 //! Per layer: norm, packed QKV projection, QK-norm, RoPE, cache append, attention, output
 //! projection, addition to the residual stream; norm, packed gate and up projection, gate,
 //! down projection, addition to the residual stream. Executors fuse them ([`Plan::fused`]). The
-//! norms of some families come before the additions instead.
+//! norms of some families come before the additions instead, or there too.
 //!
 //! Multipliers cost nothing but that of the embedding. A branch is added as it is, and the residual
 //! stream kept divided by the residual multiplier `m`: a norm with `eps / m^2` has the same output.
-//! That of the logits is in the weight of the final norm, that of the scores in attention's scale.
+//! That of the logits is in the weight of the final norm, that of the scores in attention's scale,
+//! and the 1 that some families add to the weights of norms in these.
 //!
 //! The plan of a [`Rank`](crate::plan::Rank) is what one device of several computes: heads, columns
 //! of the MLP and logits are divided ([`Shares`]); the embedding table is whole on each. What a rank
@@ -18,14 +19,17 @@
 //! (docs/precision.md).
 
 mod experts;
+mod weights;
 
+use self::weights::{Stacked, cols_of, num_rows, part, rows_of, scaled};
 use super::shares::Shares;
 use super::{Config, Decoder, LayerConfig, NormPlacement, QkNorm, RopeTables, names::Names};
 use crate::plan::{
     AllReduce, Attention, AttentionForm, Bounds, ConstantId, Dtype, KvLayout, Linear,
     MaterializedAttention, Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError, PlanOutput,
-    Precision, Rows, View, Weight, WeightId, WeightLayout, WeightPart, WeightSlice, WeightSource,
+    Precision, Rows, View, WeightId, WeightPart, WeightSlice, WeightSource,
 };
+use half::bf16;
 use std::ops::Range;
 
 /// Makes the plan of `rank`'s share of `model`.
@@ -100,8 +104,7 @@ impl Planner<'_> {
         let table = self.table("embedding", part(names.embedding, vocab_size), hidden_size);
         let residual = self.precision.residual();
         let hidden = self.builder.activation("hidden", Rows::Tokens, hidden_size, residual);
-        let scale = (config.embedding_multiplier / config.residual_multiplier) as f32;
-        self.builder.op(Op::Embedding { table, out: hidden, scale });
+        self.builder.op(Op::Embedding { table, out: hidden, scale: self.embedding_scale() });
         for layer in 0..config.num_layers() {
             self.builder.set_layer(Some(layer));
             self.attention(layer, hidden);
@@ -114,9 +117,21 @@ impl Planner<'_> {
         (table, last)
     }
 
+    /// What multiplies the rows of the embedding.
+    fn embedding_scale(&self) -> f32 {
+        let Config { embedding_multiplier, residual_multiplier, .. } = *self.config;
+        let scale = (embedding_multiplier / residual_multiplier) as f32;
+        let stored = self.checkpoint.stored(&format!("{}.weight", self.names.embedding));
+        let is_exact = matches!(stored, Some(Dtype::F32 | Dtype::F16));
+        match self.config.rounds_embedding_multiplier && !is_exact {
+            true => bf16::from_f32(scale).to_f32(),
+            false => scale,
+        }
+    }
+
     /// `norm(hidden)` in place, as it is.
     fn normed(&mut self, hidden: View) -> View {
-        let name = part(self.names.final_norm, hidden.width);
+        let name = self.norm_part(self.names.final_norm, hidden.width);
         let weight = self.vector("final_norm", &[name], "weight");
         let eps = self.stream_eps();
         self.builder.op(Op::RmsNorm { x: hidden, weight, out: hidden, eps });
@@ -127,7 +142,7 @@ impl Planner<'_> {
     fn logits(&mut self, table: WeightId, hidden: View) -> (View, Option<View>) {
         let (config, names) = (self.config, self.names);
         let Config { vocab_size, hidden_size, .. } = *config;
-        let final_norm = part(names.final_norm, hidden_size);
+        let final_norm = self.norm_part(names.final_norm, hidden_size);
         let x = self.norm("final_norm", scaled(final_norm, config.logits_scaling), hidden);
         let Shares { rank, ref tokens, .. } = *self.shares;
         let (is_tied, is_shared) = (config.tie_word_embeddings, !rank.is_alone());
@@ -140,7 +155,11 @@ impl Planner<'_> {
             |name: &str, width| self.builder.activation(name, Rows::Logits, width, Dtype::F32);
         let own = is_shared.then(|| logits("own_logits", tokens.len()));
         let logits = logits("logits", vocab_size);
-        self.builder.op(Op::Linear(Linear::new(x, weight, own.unwrap_or(logits))));
+        let product = own.unwrap_or(logits);
+        self.builder.op(Op::Linear(Linear::new(x, weight, product)));
+        if let Some(cap) = config.logits_softcap {
+            self.builder.op(Op::Softcap { x: product, cap: cap as f32 });
+        }
         if let Some(own) = own {
             let first_column = tokens.start;
             self.builder.op(Op::AllGather { x: own, first_column, out: logits });
@@ -150,7 +169,7 @@ impl Planner<'_> {
         (logits, Some(next_tokens))
     }
 
-    /// `hidden += attention(norm(hidden))`, or the norm of attention.
+    /// `hidden += attention(norm(hidden))`, or the norm of attention, or of both.
     fn attention(&mut self, layer: usize, hidden: View) {
         let (config, names) = (self.config, self.names);
         let LayerConfig { window, rope, .. } = config.layers[layer];
@@ -159,7 +178,12 @@ impl Planner<'_> {
         let q_width = num_heads * head_dim;
         let label = |what: &str| format!("layers.{layer}.{what}");
 
-        let norm = Branch { label: label("attention_norm"), layer, name: names.attention_norm };
+        let norm = Branch {
+            label: label("attention_norm"),
+            layer,
+            name: names.attention_norm,
+            after: names.attention_post_norm,
+        };
         let x = self.before(&norm, hidden);
         let qkv = self.operand_linear(&label("qkv"), &self.qkv_parts(layer), config.qkv_bias, x);
         let [q, k, v] = self.qk_norm(layer, qkv);
@@ -180,6 +204,7 @@ impl Planner<'_> {
             num_kv_heads,
             head_dim,
             softmax_scale: config.softmax_scale as f32,
+            softcap: config.attention_softcap.map(|cap| cap as f32),
             causal: true,
             window,
             sinks,
@@ -206,7 +231,7 @@ impl Planner<'_> {
         if let Some(over) = config.qk_norm {
             for (x, what, name) in [(q, "q_norm", names.q_norm), (k, "k_norm", names.k_norm)] {
                 let width = if over == QkNorm::PerHead { head_dim } else { x.width };
-                let name = part(names.in_layer(layer, name), width);
+                let name = self.norm_part(&names.in_layer(layer, name), width);
                 let weight = self.vector(&format!("layers.{layer}.{what}"), &[name], "weight");
                 self.builder.op(Op::RmsNorm { x, weight, out: x, eps: config.rms_norm_eps });
             }
@@ -262,8 +287,12 @@ impl Planner<'_> {
     /// experts, and of the shared one.
     fn mlp(&mut self, layer: usize, hidden: View) {
         let (config, names) = (self.config, self.names);
-        let norm =
-            Branch { label: format!("layers.{layer}.mlp_norm"), layer, name: names.mlp_norm };
+        let norm = Branch {
+            label: format!("layers.{layer}.mlp_norm"),
+            layer,
+            name: names.mlp_norm,
+            after: names.mlp_post_norm,
+        };
         let x = self.before(&norm, hidden);
         let Some(experts) = config.experts.filter(|_| config.layers[layer].has_experts) else {
             let mlp = Mlp {
@@ -329,32 +358,6 @@ impl Planner<'_> {
         self.stacked(layer, self.names.qkv, &parts)
     }
 
-    /// `parts`, called `names`; or, where that is one name, slices of that tensor, and all of it as one part.
-    fn stacked(&self, layer: usize, names: &[&str], parts: &[Stacked]) -> Vec<WeightPart> {
-        let in_layer = |name: &str| self.names.in_layer(layer, name);
-        if let [fused] = names {
-            let of = parts.iter().map(|part| part.of).sum();
-            if self.shares.rank.is_alone() {
-                return vec![part(in_layer(fused), of)];
-            }
-            let mut before = 0;
-            let slice = |stacked: &Stacked| {
-                let first = before + stacked.rows.start;
-                before += stacked.of;
-                let slice = WeightSlice::Rows { first, of };
-                WeightPart { slice, ..part(in_layer(fused), stacked.rows.len()) }
-            };
-            return parts.iter().map(slice).collect();
-        }
-        let named = names.iter().zip(parts);
-        named
-            .map(|(name, stacked)| WeightPart {
-                transform: stacked.transform,
-                ..rows_of(part(in_layer(name), stacked.of), &stacked.rows)
-            })
-            .collect()
-    }
-
     /// `x` through a linear layer stacked from `parts`, to a new operand.
     fn operand_linear(&mut self, label: &str, parts: &[WeightPart], bias: bool, x: View) -> View {
         let out = self.operand(label, Rows::Tokens, num_rows(parts));
@@ -384,9 +387,9 @@ impl Planner<'_> {
     /// What a branch reads: the norm of the residual stream, if that comes first.
     fn before(&mut self, norm: &Branch, hidden: View) -> View {
         match self.config.norms {
-            NormPlacement::Before => {
+            NormPlacement::Before | NormPlacement::Around => {
                 let name = self.names.in_layer(norm.layer, norm.name);
-                self.norm(&norm.label, part(name, hidden.width), hidden)
+                self.norm(&norm.label, self.norm_part(&name, hidden.width), hidden)
             }
             NormPlacement::After if self.precision.operand() == self.builder.dtype(hidden) => {
                 hidden
@@ -402,9 +405,14 @@ impl Planner<'_> {
 
     /// `hidden += x`, or the norm of `x`, if that comes last.
     fn add(&mut self, norm: &Branch, x: View, hidden: View) {
-        if self.config.norms == NormPlacement::After {
-            let name = part(self.names.in_layer(norm.layer, norm.name), x.width);
-            let weight = self.vector(&norm.label, &[name], "weight");
+        let after = match self.config.norms {
+            NormPlacement::Before => None,
+            NormPlacement::After => Some((norm.name, norm.label.clone())),
+            NormPlacement::Around => Some((norm.after, format!("{}_after", norm.label))),
+        };
+        if let Some((name, label)) = after {
+            let name = self.norm_part(&self.names.in_layer(norm.layer, name), x.width);
+            let weight = self.vector(&label, &[name], "weight");
             self.builder.op(Op::RmsNorm { x, weight, out: x, eps: self.config.rms_norm_eps });
         }
         self.builder.op(Op::Add { x, residual: hidden, out: hidden });
@@ -451,75 +459,6 @@ impl Planner<'_> {
     fn operand(&mut self, label: &str, rows: Rows, width: usize) -> View {
         self.builder.activation(label, rows, width, self.precision.operand())
     }
-
-    /// The matrix of a linear layer; each part is kept as the numerics say.
-    fn matrix(&mut self, label: &str, parts: &[WeightPart], cols: usize) -> WeightId {
-        let numerics = self.numerics;
-        let mut weight = self.stored(label, parts, cols, |stored| numerics.matrix_storage(stored));
-        if weight.parts.iter().any(|part| part.storage.is_fp8()) && !weight.fits_fp8() {
-            weight.parts.iter_mut().for_each(|part| part.storage = self.precision.operand());
-        }
-        self.builder.weight(weight)
-    }
-
-    /// The embedding table, or the output projection.
-    fn table(&mut self, label: &str, part: WeightPart, cols: usize) -> WeightId {
-        let numerics = self.numerics;
-        let weight = self.stored(label, &[part], cols, |stored| numerics.table_storage(stored));
-        self.builder.weight(weight)
-    }
-
-    /// Each part is kept as `storage` says of how the checkpoint has it.
-    fn stored(
-        &self,
-        label: &str,
-        parts: &[WeightPart],
-        cols: usize,
-        storage: impl Fn(Option<Dtype>) -> Dtype,
-    ) -> Weight {
-        self.stored_whole(label, with_suffix(parts, "weight"), cols, storage)
-    }
-
-    /// The same of parts with whole names.
-    fn stored_whole(
-        &self,
-        label: &str,
-        mut parts: Vec<WeightPart>,
-        cols: usize,
-        storage: impl Fn(Option<Dtype>) -> Dtype,
-    ) -> Weight {
-        let name = label.into();
-        for part in &mut parts {
-            part.storage = storage(self.checkpoint.stored(&part.source));
-        }
-        let (rows, layout) = (num_rows(&parts), self.numerics.matrix_layout());
-        Weight { name, rows, cols, layout, parts }
-    }
-
-    /// A norm's weight or a bias: a thousandth of a model, and kept in f32.
-    fn vector(&mut self, label: &str, parts: &[WeightPart], suffix: &str) -> WeightId {
-        self.whole_vector(label, &with_suffix(parts, suffix))
-    }
-
-    /// The same of parts with whole names.
-    fn whole_vector(&mut self, label: &str, parts: &[WeightPart]) -> WeightId {
-        let (name, parts) = (label.into(), parts.to_vec());
-        let (cols, layout) = (num_rows(&parts), WeightLayout::Rows);
-        self.builder.weight(Weight { name, rows: 1, cols, layout, parts })
-    }
-}
-
-/// The whole of one tensor, `name` less its suffix, in f32.
-fn part(name: impl Into<String>, rows: usize) -> WeightPart {
-    WeightPart::new(name, rows, Dtype::F32)
-}
-
-/// `whole`, divided by `divisor`.
-fn scaled(whole: WeightPart, divisor: f64) -> WeightPart {
-    match divisor {
-        1.0 => whole,
-        _ => WeightPart { transform: PartTransform::Scale((1.0 / divisor) as f32), ..whole },
-    }
 }
 
 /// An MLP without experts.
@@ -541,47 +480,12 @@ struct Branch {
     label: String,
     layer: usize,
     name: &'static str,
+    /// The norm after the branch, where there is one before it too.
+    after: &'static str,
 }
 
 /// See [`Planner::projected`].
 struct Projected {
     q_heads: Range<usize>,
     k_heads: Range<usize>,
-}
-
-/// Rows of a tensor that are stacked on others.
-#[derive(Clone)]
-struct Stacked {
-    rows: Range<usize>,
-    /// Rows of the tensor.
-    of: usize,
-    transform: PartTransform,
-}
-
-/// These rows of `whole`.
-fn rows_of(whole: WeightPart, rows: &Range<usize>) -> WeightPart {
-    let of = whole.rows;
-    if *rows == (0..of) {
-        return whole;
-    }
-    WeightPart { rows: rows.len(), slice: WeightSlice::Rows { first: rows.start, of }, ..whole }
-}
-
-/// `width` columns of `whole`, from column `first` on, of `of`.
-fn cols_of(whole: WeightPart, (first, of): (usize, usize), width: usize) -> WeightPart {
-    if width == of {
-        return whole;
-    }
-    WeightPart { slice: WeightSlice::Cols { first, of }, ..whole }
-}
-
-/// Parts whose names end in `.suffix`.
-fn with_suffix(parts: &[WeightPart], suffix: &str) -> Vec<WeightPart> {
-    let named =
-        |part: &WeightPart| WeightPart { source: format!("{}.{suffix}", part.source), ..*part };
-    parts.iter().map(named).collect()
-}
-
-fn num_rows(parts: &[WeightPart]) -> usize {
-    parts.iter().map(|part| part.rows).sum()
 }

@@ -97,6 +97,11 @@ impl Decoder {
         })
     }
 
+    /// What is added to the weights of norms.
+    pub(crate) fn norm_offset(&self) -> f32 {
+        self.names.norm_offset
+    }
+
     /// Whether gate and up of all experts are one tensor of the checkpoint.
     pub(crate) fn has_joined_experts(&self) -> bool {
         let form = self.names.experts.form;

@@ -2,13 +2,13 @@
 
 mod experts;
 
-use super::{Config, Family, QkNorm};
+use super::{Config, Family, NormPlacement, QkNorm};
 pub(crate) use experts::{ExpertForm, ExpertNames};
 use experts::{GGUF_EXPERTS, GRANITE_EXPERTS, HF_EXPERTS, MIXTRAL_EXPERTS, OPENAI_EXPERTS};
 
 /// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number;
 /// all of them take `.weight` or `.bias`, but where it says otherwise.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Names {
     pub embedding: &'static str,
     pub final_norm: &'static str,
@@ -24,6 +24,11 @@ pub(crate) struct Names {
     /// A whole name.
     pub sinks: &'static str,
     pub mlp_norm: &'static str,
+    /// Norms after the branches, where there are some before them too.
+    pub attention_post_norm: &'static str,
+    pub mlp_post_norm: &'static str,
+    /// What is added to the weights of norms.
+    pub norm_offset: f32,
     /// Gate and up, stacked in this order here or, where it is one name, already in the checkpoint.
     pub gate_up: &'static [&'static str],
     pub down: &'static str,
@@ -45,6 +50,7 @@ impl Names {
             Family::Qwen3Moe | Family::Glm4Moe => &HF_MOE,
             Family::GptOss => &HF_GPT_OSS,
             Family::GraniteMoe => &HF_GRANITE_MOE,
+            Family::Gemma2 | Family::Gemma3 => &HF_GEMMA,
             _ => &HF_LLAMA,
         };
         let fits = |table: &&Names| has(&format!("{}.weight", table.embedding));
@@ -69,7 +75,10 @@ impl Names {
             | Family::SmolLm3
             | Family::Ministral3 => &GGUF_LLAMA,
             Family::GptOss | Family::Glm4Moe => &GGUF_POST_NORM,
-            Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => &GGUF,
+            // Conversion has added 1 to the weights of Gemma's norms.
+            Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::Gemma2 | Family::Gemma3 => {
+                &GGUF
+            }
             Family::Phi3 => &GGUF_PHI3,
             Family::Olmo2 | Family::Olmo3 => &GGUF_OLMO,
         }
@@ -89,6 +98,10 @@ impl Names {
                 }
             };
             push(self.attention_norm, &[hidden], false);
+            if config.norms == NormPlacement::Around {
+                push(self.attention_post_norm, &[hidden], false);
+                push(self.mlp_post_norm, &[hidden], false);
+            }
             if let Some(over) = config.qk_norm {
                 let widths = match over {
                     QkNorm::PerHead => [head_dim; 2],
@@ -151,6 +164,9 @@ const HF: Names = Names {
     attention_out: "self_attn.o_proj",
     sinks: "self_attn.sinks",
     mlp_norm: "post_attention_layernorm",
+    attention_post_norm: "post_attention_layernorm",
+    mlp_post_norm: "post_feedforward_layernorm",
+    norm_offset: 0.0,
     gate_up: &["mlp.gate_proj", "mlp.up_proj"],
     down: "mlp.down_proj",
     experts: HF_EXPERTS,
@@ -201,26 +217,35 @@ const HF_PHI3: [Names; 2] = [phi3(HF), phi3(HF_BARE)];
 const HF_OLMO: [Names; 2] = [olmo(HF), olmo(HF_BARE)];
 
 /// The language model of one that takes images is called as it was before transformers 5, and as since.
-const HF_MISTRAL: [Names; 4] = [
-    HF,
-    HF_BARE,
-    Names {
-        embedding: "language_model.model.embed_tokens",
-        final_norm: "language_model.model.norm",
-        lm_head: "language_model.lm_head",
-        layers: "language_model.model.layers.",
-        ..HF
-    },
-    Names {
-        embedding: "model.language_model.embed_tokens",
-        final_norm: "model.language_model.norm",
-        layers: "model.language_model.layers.",
-        ..HF
-    },
-];
+const HF_MISTRAL: [Names; 4] = [HF, HF_BARE, HF_LANGUAGE_MODEL, HF_MODEL_LANGUAGE_MODEL];
+
+/// As before transformers 5.
+const HF_LANGUAGE_MODEL: Names = Names {
+    embedding: "language_model.model.embed_tokens",
+    final_norm: "language_model.model.norm",
+    lm_head: "language_model.lm_head",
+    layers: "language_model.model.layers.",
+    ..HF
+};
+
+/// As since.
+const HF_MODEL_LANGUAGE_MODEL: Names = Names {
+    embedding: "model.language_model.embed_tokens",
+    final_norm: "model.language_model.norm",
+    layers: "model.language_model.layers.",
+    ..HF
+};
+
+const HF_GEMMA: [Names; 4] =
+    [gemma(HF), gemma(HF_BARE), gemma(HF_LANGUAGE_MODEL), gemma(HF_MODEL_LANGUAGE_MODEL)];
 
 const fn phi3(names: Names) -> Names {
     Names { qkv: &["self_attn.qkv_proj"], gate_up: &["mlp.gate_up_proj"], ..names }
+}
+
+/// Norms are around the branches, and their weights are stored less 1.
+const fn gemma(names: Names) -> Names {
+    Names { mlp_norm: "pre_feedforward_layernorm", norm_offset: 1.0, ..names }
 }
 
 /// The norms are after the branches.
@@ -244,6 +269,9 @@ const GGUF: Names = Names {
     attention_out: "attn_output",
     sinks: "attn_sinks.weight",
     mlp_norm: "ffn_norm",
+    attention_post_norm: "post_attention_norm",
+    mlp_post_norm: "post_ffw_norm",
+    norm_offset: 0.0,
     gate_up: &["ffn_gate", "ffn_up"],
     down: "ffn_down",
     experts: GGUF_EXPERTS,

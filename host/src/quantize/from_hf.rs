@@ -60,6 +60,8 @@ fn architecture(family: Family) -> &'static str {
         Family::GptOss => "gpt-oss",
         Family::Glm4Moe => "glm4moe",
         Family::GraniteMoe => "granitemoe",
+        Family::Gemma2 => "gemma2",
+        Family::Gemma3 => "gemma3",
     }
 }
 
@@ -67,10 +69,11 @@ fn architecture(family: Family) -> &'static str {
 pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeError> {
     let known = match config.family {
         Family::GptOss => Activation::SwigluOai,
+        Family::Gemma2 | Family::Gemma3 => Activation::GeluTanh,
         _ => Activation::Silu,
     };
     if config.activation != known {
-        return Err(QuantizeError::NoKey("an activation other than silu"));
+        return Err(QuantizeError::NoKey("an activation other than its family's"));
     }
     let architecture = architecture(config.family);
     let mut keys = vec![("general.architecture".into(), Value::String(architecture.into()))];
@@ -158,7 +161,7 @@ fn windows(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError>
     };
     let differ = of_layers().any(|other| other != Some(window));
     match config.family {
-        Family::Olmo2 | Family::Olmo3 | Family::GptOss => {
+        Family::Olmo2 | Family::Olmo3 | Family::GptOss | Family::Gemma2 | Family::Gemma3 => {
             let slides = of_layers().map(|window| Value::Bool(window.is_some())).collect();
             let pattern = "attention.sliding_window_pattern";
             Ok(vec![(WINDOW, u32_value(window)), (pattern, Value::Array(slides))])
@@ -180,6 +183,15 @@ fn factors(config: &Config) -> Vec<(&'static str, Value)> {
             ("residual_scale", number(config.residual_multiplier)),
             ("logit_scale", number(config.logits_scaling)),
         ]);
+    }
+    if matches!(config.family, Family::Gemma2 | Family::Gemma3) {
+        pairs.push(("attention.scale", number(config.softmax_scale)));
+        // 0 is none: without the key readers take what Gemma 2 has.
+        let cap = |cap: Option<f64>| number(cap.unwrap_or(0.0));
+        pairs.push(("final_logit_softcapping", cap(config.logits_softcap)));
+        if config.family == Family::Gemma2 {
+            pairs.push(("attn_logit_softcapping", cap(config.attention_softcap)));
+        }
     }
     let scaling = config.query_scaling;
     pairs.extend(scaling.map(|scaling| ("attention.temperature_scale", number(scaling.beta))));
@@ -302,6 +314,7 @@ fn sampling(model: &Model) -> Vec<(&'static str, Value)> {
 fn tensors(model: &Model) -> Vec<Tensor<'_>> {
     let config = model.config();
     let to = Names::gguf(config.family);
+    let offset = model.decoder().norm_offset() - to.norm_offset;
     let tensors = model.decoder().gguf_names().filter_map(|(from, name)| {
         let entries = from.iter().map(|from| model.checkpoint().tensor(from));
         let entries = entries.collect::<Option<Vec<TensorEntry>>>()?;
@@ -312,6 +325,7 @@ fn tensors(model: &Model) -> Vec<Tensor<'_>> {
         let data = match name.split('.').nth(2) {
             Some("attn_q") if to.interleaved_rope => Data::Heads(entry, config.num_heads),
             Some("attn_k") if to.interleaved_rope => Data::Heads(entry, config.num_kv_heads),
+            _ if name.ends_with("norm.weight") && offset != 0.0 => Data::Added(entry, offset),
             _ => Data::Stored(entry),
         };
         Some(Tensor { name, shape: entry.shape.to_vec(), data })

@@ -26,6 +26,8 @@ pub(super) enum Data<'a> {
     Stored(TensorEntry<'a>),
     /// In the checkpoint: rows of this many heads, which GGUF has in the order of interleaved RoPE.
     Heads(TensorEntry<'a>, usize),
+    /// In the checkpoint, to all elements of which this is added.
+    Added(TensorEntry<'a>, f32),
     /// In the checkpoint: the matrix of each expert, which GGUF has as one tensor.
     Experts(Vec<TensorEntry<'a>>),
     /// Here.
@@ -57,7 +59,9 @@ impl<'a> Tensor<'a> {
     /// The tensors of the checkpoint.
     pub fn entries(&self) -> &[TensorEntry<'a>] {
         match &self.data {
-            Data::Stored(entry) | Data::Heads(entry, _) => slice::from_ref(entry),
+            Data::Stored(entry) | Data::Heads(entry, _) | Data::Added(entry, _) => {
+                slice::from_ref(entry)
+            }
             Data::Experts(entries) => entries,
             Data::Values(_) => &[],
         }
@@ -95,6 +99,10 @@ impl<'a> Tensor<'a> {
             Data::Values(values) => values.clone(),
             Data::Experts(entries) => checkpoint.read_f32(entries[matrix].name)?,
             Data::Stored(entry) => checkpoint.read_f32(entry.name)?,
+            Data::Added(entry, addend) => {
+                let values = checkpoint.read_f32(entry.name)?;
+                values.into_iter().map(|value| value + addend).collect()
+            }
             Data::Heads(entry, num_heads) => {
                 let values = checkpoint.read_f32(entry.name)?;
                 let rows = self.shape[0];

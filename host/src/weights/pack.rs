@@ -108,7 +108,10 @@ impl Checkpoint {
                     }),
                 }
             }
-            PartTransform::None | PartTransform::Scale(_) | PartTransform::EverySecond => {
+            PartTransform::None
+            | PartTransform::Scale(_)
+            | PartTransform::Add(_)
+            | PartTransform::EverySecond => {
                 let row_elems = match vector {
                     true if is_whole => part.rows,
                     true => 1,
@@ -173,19 +176,21 @@ impl WeightSource for Checkpoint {
             } else {
                 stored.read(stored.kept(part.storage)?, out, source_row)?;
             }
-            if let PartTransform::Scale(factor) = part.transform {
-                scale(out, factor);
+            match part.transform {
+                PartTransform::Scale(factor) => for_each_f32(out, |element| element * factor),
+                PartTransform::Add(addend) => for_each_f32(out, |element| element + addend),
+                _ => {}
             }
         }
         Ok(())
     }
 }
 
-/// Multiplies f32 elements.
-fn scale(elements: &mut [u8], factor: f32) {
+/// Makes each of these f32 elements what `f` says.
+fn for_each_f32(elements: &mut [u8], f: impl Fn(f32) -> f32) {
     let (elements, _) = elements.as_chunks_mut();
     for element in elements {
-        *element = (f32::from_le_bytes(*element) * factor).to_le_bytes();
+        *element = f(f32::from_le_bytes(*element)).to_le_bytes();
     }
 }
 

@@ -4,6 +4,7 @@
 
 use super::tile::{PANEL_COLUMNS, ROW_UNIT, WarpTile, WithSink, vec_elems};
 use crate::kv_cache::PAGE_SIZE;
+use crate::softcap::Softcap;
 use cuda_std::prelude::*;
 
 /// Keys in a tile of K or V.
@@ -246,6 +247,13 @@ impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WarpTile
             smem_k = smem_k.offset(BLOCK_N * PANEL_COLUMNS);
         }
         scores
+    }
+
+    #[inline(always)]
+    fn cap(&self, scores: &mut Self::Scores, softcap: Softcap) {
+        for score in scores.as_flattened_mut() {
+            *score = softcap.apply(*score);
+        }
     }
 
     #[inline(always)]

@@ -41,6 +41,8 @@ pub struct Attention {
     pub head_dim: usize,
     /// Multiplies the scores before the softmax.
     pub softmax_scale: f32,
+    /// Bends the scaled scores `s` to `softcap * tanh(s / softcap)`: above 0.
+    pub softcap: Option<f32>,
     /// Whether a query sees no position after its own.
     pub causal: bool,
     /// Sliding window, in positions; causal attention alone has one.
@@ -145,6 +147,8 @@ pub(super) struct Params {
     pub(super) head_dim: u32,
     pub(super) aligned: u32,
     pub(super) window: u32,
+    /// A cap of scores before they are scaled, or 0.
+    pub(super) softcap: f32,
 }
 
 impl Attention {
@@ -235,6 +239,7 @@ impl Attention {
             aligned: aligned.into(),
             // A larger window never masks.
             window: self.window.map_or(u32::MAX, |window| window.min(u32::MAX as usize) as u32),
+            softcap: self.softcap.map_or(0.0, |softcap| softcap / self.softmax_scale),
         })
     }
 }

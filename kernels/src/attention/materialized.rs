@@ -17,6 +17,7 @@
 
 use crate::element::{Columns, Number, VEC_ELEMS};
 use crate::kv_cache::{PAGE_SIZE, row_start};
+use crate::softcap::Softcap;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -152,6 +153,7 @@ pub unsafe fn attention_scores<E: Number>(
     causal: u32,
     window: u32,
     aligned: u32,
+    softcap: f32,
 ) {
     let (token_idx, kv_head) = (thread::block_idx_x(), thread::block_idx_y());
     let page_idx = thread::block_idx_z();
@@ -198,7 +200,10 @@ pub unsafe fn attention_scores<E: Number>(
                 let dot = lane.sum(dot);
                 if lane.lane == 0 && is_visible {
                     let row = score_row(token_idx, head, num_heads, max_pages_per_seq);
-                    scores.set(row + key as usize, softmax_scale * dot);
+                    let score = softmax_scale * dot;
+                    let is_capped = softcap > 0.0;
+                    let score = if is_capped { Softcap::new(softcap).apply(score) } else { score };
+                    scores.set(row + key as usize, score);
                 }
             }
             first_row += lane.num_keys;

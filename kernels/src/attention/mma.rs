@@ -7,6 +7,7 @@
 use super::tile::{PANEL_COLUMNS, WarpTile, WithSink, swizzle, vec_elems};
 use crate::element::Half;
 use crate::kv_cache::PAGE_SIZE;
+use crate::softcap::Softcap;
 use core::marker::PhantomData;
 use cuda_std::matrix::{load_x4, load_x4_at, load_x4_trans_at};
 use cuda_std::mma::{Accumulator, FragmentA, FragmentB, m16n8k16};
@@ -257,6 +258,13 @@ impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usiz
             }
         });
         scores
+    }
+
+    #[inline(always)]
+    fn cap(&self, scores: &mut Self::Scores, softcap: Softcap) {
+        for score in scores.as_flattened_mut().as_flattened_mut().as_flattened_mut() {
+            *score = softcap.apply(*score);
+        }
     }
 
     #[inline(always)]

@@ -30,6 +30,7 @@ struct Case {
     magnitude: f32,
     /// Scores of heads without a value, in turn.
     pub sinks: &'static [f32],
+    softcap: Option<f32>,
 }
 
 const CASE: Case = Case {
@@ -40,12 +41,16 @@ const CASE: Case = Case {
     causal: true,
     magnitude: 1.0,
     sinks: &[],
+    softcap: None,
 };
 
 /// Sinks of heads: one as large as scores are, one of no weight, and one beside which nothing counts.
 const SINKS: &[f32] = &[0.5, -30.0, 2.0, 40.0];
 
 const SCALE: f32 = 0.3;
+
+/// A cap that bends most scores, some of them to the cap.
+const SOFTCAP: Option<f32> = Some(0.5);
 
 /// The values of a case: `[tokens, num_heads, head_dim]`, and pools. Positions that no sequence has
 /// are NaN.
@@ -98,9 +103,9 @@ impl Case {
     }
 
     fn definition(&self, rounding: f64) -> oracle::Attention<'_> {
-        let &Case { seqs, heads: [num_heads, _], causal, window, .. } = self;
+        let &Case { seqs, heads: [num_heads, _], causal, window, softcap, .. } = self;
         let (scale, sinks) = (SCALE, self.sinks);
-        oracle::Attention { seqs, num_heads, causal, window, scale, rounding, sinks }
+        oracle::Attention { seqs, num_heads, causal, window, scale, softcap, rounding, sinks }
     }
 
     fn oracle(&self, values: &Values, rounding: f64) -> Attended {
@@ -124,6 +129,7 @@ impl Case {
             num_kv_heads: self.heads[1],
             head_dim: self.head_dim,
             softmax_scale: SCALE,
+            softcap: self.softcap,
             causal: self.causal,
             window: self.window,
             batch_invariant: false,

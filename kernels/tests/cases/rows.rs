@@ -14,6 +14,7 @@ use kernels::place_columns::PlaceColumns;
 use kernels::quantise_rows::{QuantiseRows, RowInput};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
+use kernels::softcap::SoftcapRows;
 use oracle::{Approx, Element, Matrix, SUM_ROUNDING, e4m3_code, e4m3_value, gated, rms_norm, rope};
 
 /// How many rows there are, and as many as a launch has room for.
@@ -188,6 +189,28 @@ fn gates_match_oracle() {
     let widths = [1, 7, 16, 1023, 1024, 1025];
     let shapes = Activation::ALL.map(|activation| widths.map(|width| (activation, width)));
     for_all(shapes.as_flattened(), &[check::<f32>, check::<f16>, check::<bf16>]);
+}
+
+#[test]
+fn softcaps_match_oracle() {
+    for (width, cap) in [(1, 30.0), (7, 0.5), (1023, 30.0), (1024, 1e4), (1025, 2.0)] {
+        for seed in simt::seeds().take(2) {
+            let mut device = Device::default();
+            let mut x = Matrix::random::<f32>(NUM_ROWS, width, seed);
+            // From far below the cap to far above it.
+            x.values.iter_mut().enumerate().for_each(|(i, x)| *x *= 10f64.powi(i as i32 % 9 - 5));
+            x.values.iter_mut().for_each(|x| *x = f64::from(*x as f32));
+            let num_rows = count(&mut device, "num_rows", NUM_ROWS);
+            let rows = device.matrix::<f32>("x", &x, place(width));
+            let launcher = SoftcapRows { max_rows: MAX_ROWS, width, cap };
+            device.run(launcher.launch(num_rows, rows), seed);
+            let cap = f64::from(cap);
+            let want = x.values.iter().map(|x| cap * (x / cap).tanh());
+            let want = want.map(|x| Approx::new(x, 1e-5 * x.abs())).collect();
+            let got = device.read_rows(rows, ROWS, width);
+            assert_right(&format!("cap {cap} of {width}"), &got, &stored::<f32>(want));
+        }
+    }
 }
 
 fn gated_values<E: Element>(activation: Activation, gate: &Matrix, up: &Matrix) -> Vec<Approx> {

@@ -9,6 +9,7 @@ use super::{Keys, Operation, group, products};
 use crate::activations::Rows;
 use crate::exp::exp;
 use crate::kv::{KvCache, row_elems};
+use crate::ops::Capped;
 use crate::vectors::{Vectors, WithVectors, dispatch};
 use plan::{Attention, PAGE_SIZE};
 use products::Strided;
@@ -168,7 +169,7 @@ impl WithVectors for Unit<'_> {
     #[inline(always)]
     fn run<V: Vectors>(self, simd: V) {
         let Unit { attention, kv, pages, positions, kv_heads, q, scratch, out, softmax } = self;
-        let &Attention { layer, head_dim, softmax_scale, .. } = attention;
+        let &Attention { layer, head_dim, softmax_scale, softcap, .. } = attention;
         let (group, width) = (group(attention), row_elems(head_dim));
         let Scratch { q: scaled_q, scores, block } = scratch;
         for (scaled, q) in scaled_q.chunks_exact_mut(width).zip(q.chunks_exact(head_dim)) {
@@ -192,6 +193,9 @@ impl WithVectors for Unit<'_> {
         }
         for (scores, softmax) in scores.chunks_exact_mut(PART_KEYS).zip(softmax) {
             let len = positions.len().next_multiple_of(LANES);
+            if let Some(cap) = softcap {
+                Capped { scores: &mut scores[..positions.len()], cap }.run(simd);
+            }
             scores[positions.len()..len].fill(f32::NEG_INFINITY);
             *softmax = exponentials(simd, scores[..len].as_chunks_mut().0);
         }

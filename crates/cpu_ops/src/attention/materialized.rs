@@ -23,10 +23,11 @@ fn for_each_page(keys: &Keys, mut f: impl FnMut(u32, Range<usize>)) {
     }
 }
 
-/// `softmax_scale * q . k`, of the keys that a token sees.
+/// `softmax_scale * q . k`, capped, of the keys that a token sees.
 pub fn scores(attention: &Attention, inputs: &StepInputs, kv: &KvCache, q: &Rows, scores: RowsMut) {
     let keys = keys_of_tokens(attention, inputs);
-    let &Attention { layer, num_heads, num_kv_heads, head_dim, softmax_scale, .. } = attention;
+    let &Attention { layer, num_heads, num_kv_heads, head_dim, softmax_scale, softcap, .. } =
+        attention;
     let (columns, stride) = (scores.width() / num_heads, row_elems(head_dim));
     scores.for_each(|t, row| {
         let mut buffer = vec![0.0; PAGE_SIZE * stride];
@@ -38,7 +39,8 @@ pub fn scores(attention: &Attention, inputs: &StepInputs, kv: &KvCache, q: &Rows
                 let rows = keys.start % PAGE_SIZE..keys.start % PAGE_SIZE + keys.len();
                 let k = kv.keys(layer, page, kv_head, rows, &mut buffer);
                 for (score, k) in scores[keys].iter_mut().zip(k.chunks_exact(stride)) {
-                    *score = dot(&q, &k[..head_dim]) * softmax_scale;
+                    let scaled = dot(&q, &k[..head_dim]) * softmax_scale;
+                    *score = softcap.map_or(scaled, |cap| cap * (scaled / cap).tanh());
                 }
             });
         }

@@ -10,6 +10,7 @@ use super::{Keys, Operation, group};
 use crate::activations::Rows;
 use crate::exp::exp;
 use crate::kv::{KvCache, row_elems};
+use crate::ops::Capped;
 use crate::vectors::{Vectors, WithVectors, dispatch};
 use plan::{Attention, PAGE_SIZE};
 use pulp::Arch;
@@ -92,6 +93,7 @@ impl WithVectors for TileWork<'_> {
             let k = kv.keys(layer, page, kv_head, 0..num_keys, &mut buffer);
             for panel in &mut panels {
                 panel.scores(simd, k);
+                panel.cap(simd, attention, num_keys);
                 panel.mask(attention, tile, first_key..first_key + num_keys);
                 panel.softmax(simd, num_keys);
             }
@@ -179,6 +181,14 @@ impl Panel {
         scores.fill(0.0);
         let k = Strided { data: k, strides: [self.width, 1] };
         products::multiply_add(simd, k, &self.q, self.columns, scores);
+    }
+
+    /// Caps the scores of a page.
+    #[inline(always)]
+    fn cap<V: Vectors>(&mut self, simd: V, attention: &Attention, num_keys: usize) {
+        if let Some(cap) = attention.softcap {
+            Capped { scores: &mut self.scores[..num_keys * self.columns], cap }.run(simd);
+        }
     }
 
     /// Makes the scores of keys that a row does not see minus infinity.

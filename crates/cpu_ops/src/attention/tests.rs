@@ -15,6 +15,7 @@ struct Case {
     causal: bool,
     window: Option<usize>,
     sinks: bool,
+    softcap: Option<f32>,
 }
 
 impl Case {
@@ -35,7 +36,9 @@ fn oracle(case: &Case, q: &[f32], k: &[f32], v: &[f32], position: usize) -> Vec<
         let column = h / (case.num_heads / case.num_kv_heads) * d;
         let score = |&j: &usize| -> f64 {
             let dot = |i: usize| q[h * d + i] as f64 * k[j * width + column + i] as f64;
-            (0..d).map(dot).sum::<f64>() / (d as f64).sqrt()
+            let score = (0..d).map(dot).sum::<f64>() / (d as f64).sqrt();
+            let bent = |cap: f64| cap * (score / cap).tanh();
+            case.softcap.map_or(score, |cap| bent(cap.into()))
         };
         let p: Vec<f64> = visible.iter().map(|j| score(j).exp()).collect();
         let sink = case.sinks().map_or(0.0, |sinks| f64::from(sinks[h]).exp());
@@ -67,7 +70,7 @@ fn cache(case: &Case, cache_type: CacheType) -> KvCache {
 
 /// The operation of `case`.
 fn operation(case: &Case) -> Attention {
-    let &Case { num_heads, num_kv_heads, head_dim, causal, window, .. } = case;
+    let &Case { num_heads, num_kv_heads, head_dim, causal, window, softcap, .. } = case;
     let view = View { tensor: TensorId(0), start: 0, width: num_heads * head_dim };
     let softmax_scale = 1.0 / (head_dim as f32).sqrt();
     let (q, out) = (view, view);
@@ -79,6 +82,7 @@ fn operation(case: &Case) -> Attention {
         num_kv_heads,
         head_dim,
         softmax_scale,
+        softcap,
         causal,
         window,
         sinks: case.sinks.then_some(WeightId(0)),
@@ -167,9 +171,19 @@ fn attention_matches_oracle() {
         for sequences in sequences {
             let masks = [None, Some(1), Some(64), Some(100)].map(|window| (true, window, false));
             let others = [(false, None, false), (true, None, true), (true, Some(64), true)];
-            for (causal, window, sinks) in masks.into_iter().chain(others) {
-                let case =
-                    Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
+            let masks = masks.into_iter().chain(others).map(|mask| (mask, None));
+            let capped = ((true, Some(64), true), Some(0.5));
+            for ((causal, window, sinks), softcap) in masks.chain([capped]) {
+                let case = Case {
+                    sequences,
+                    num_heads,
+                    num_kv_heads,
+                    head_dim,
+                    causal,
+                    window,
+                    sinks,
+                    softcap,
+                };
                 check(&case, CacheType::F32, 1e-5);
                 check_materialized(&case);
             }
@@ -183,10 +197,20 @@ fn attention_matches_oracle() {
 fn attention_at_depth_matches_oracle() {
     let shapes = [(2, 2, 128), (3, 1, 80), (7, 1, 64), (6, 2, 96), (7, 1, 256), (2, 1, 20)];
     for (num_heads, num_kv_heads, head_dim) in shapes {
-        for (window, sinks) in [(None, false), (Some(600), false), (None, true)] {
+        let forms = [(None, false, None), (Some(600), false, Some(0.5)), (None, true, None)];
+        for (window, sinks, softcap) in forms {
             let sequences = &[(1, 1099), (1, 255), (1, 256)];
             let causal = true;
-            let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
+            let case = Case {
+                sequences,
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                causal,
+                window,
+                sinks,
+                softcap,
+            };
             check(&case, CacheType::F32, 1e-5);
         }
     }
@@ -206,7 +230,17 @@ fn every_type_of_cache_matches_oracle() {
         for (num_heads, num_kv_heads, head_dim) in [(7, 1, 64), (2, 2, 128)] {
             let (causal, window, sinks) = (true, None, false);
             let sequences = &[(1, 300), (5, 66)];
-            let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
+            let softcap = None;
+            let case = Case {
+                sequences,
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                causal,
+                window,
+                sinks,
+                softcap,
+            };
             check(&case, cache_type, tolerance);
         }
     }
@@ -214,7 +248,9 @@ fn every_type_of_cache_matches_oracle() {
     for (cache_type, tolerance) in plain {
         let (num_heads, num_kv_heads, head_dim) = (3, 1, 23);
         let (sequences, causal, window, sinks) = (&[(1, 70), (4, 0)], true, None, false);
-        let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
+        let softcap = None;
+        let case =
+            Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks, softcap };
         check(&case, cache_type, tolerance);
     }
 }
@@ -225,7 +261,9 @@ fn a_token_has_the_same_bits_beside_others() {
     let (num_heads, num_kv_heads, head_dim) = (12, 4, 48);
     let (sequences, causal, sinks) = (&[(1, 1000), (1, 40), (2, 300), (1, 511)], true, false);
     for window in [None, Some(450)] {
-        let case = Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks };
+        let softcap = None;
+        let case =
+            Case { sequences, num_heads, num_kv_heads, head_dim, causal, window, sinks, softcap };
         let (inputs, kv, q, _) = step(&case, CacheType::F16);
         let op = operation(&case);
         let width = op.q.width;
@@ -285,6 +323,7 @@ fn a_prompt_has_the_same_bits_however_it_is_cut() {
             softmax_scale: 0.2,
             causal: true,
             window,
+            softcap: Some(0.7),
             sinks: Some(WeightId(0)),
         };
         let sinks = random(4, num_heads);

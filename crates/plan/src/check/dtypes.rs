@@ -121,6 +121,7 @@ impl Plan {
                 is("out", self.dtype(out), FLOATS)
             }
             Op::Rope { x, .. } => is("x", self.dtype(x), FLOATS),
+            Op::Softcap { x, .. } => is("x", self.dtype(x), &[Dtype::F32]),
             Op::KvAppend { k, v, .. } => {
                 let k = self.dtype(k);
                 is("k", k, &[self.kv.dtype, Dtype::F32])?;

@@ -89,7 +89,7 @@ impl Plan {
     /// same view, and of [`Op::RopeAppend`] other columns.
     fn check_in_place(&self, op: &Op) -> Result<(), String> {
         let in_place = match *op {
-            Op::RmsNorm { x, .. } | Op::Rope { x, .. } => Some(x),
+            Op::RmsNorm { x, .. } | Op::Rope { x, .. } | Op::Softcap { x, .. } => Some(x),
             Op::RopeAppend(RopeAppend { q, .. }) => Some(q),
             Op::Linear(Linear { x, residual, .. })
             | Op::ExpertLinear(ExpertLinear { x, residual, .. }) => {
@@ -173,6 +173,7 @@ impl Plan {
                 self.rows_are(out, Rows::Logits)?;
                 same("columns", x.width, out.width)
             }
+            Op::Softcap { cap, .. } => check_cap(cap),
             Op::Sample { x, out } => {
                 self.same_rows(x, out)?;
                 same("columns", out.width, 1)
@@ -283,6 +284,7 @@ impl Plan {
         ensure(op.causal || op.window.is_none(), || "a window of full attention".into())?;
         let scale = op.softmax_scale;
         ensure(scale > 0.0 && scale.is_finite(), || format!("a softmax scale of {scale}"))?;
+        op.softcap.map_or(Ok(()), check_cap)?;
         op.sinks.map_or(Ok(()), |sinks| same("sinks", self.vector(sinks)?, op.num_heads))?;
         let appended = |other: &Op| other.appends_to() == Some(op.layer);
         ensure(self.ops.iter().any(appended), || format!("layer {} is never appended", op.layer))
@@ -319,16 +321,22 @@ impl Plan {
     }
 }
 
+fn check_cap(cap: f32) -> Result<(), String> {
+    ensure(cap > 0.0 && cap.is_finite(), || format!("a cap of {cap}"))
+}
+
 /// The parts of a weight fill it: with rows or, where it is a vector, with elements.
 fn check_parts(weight: &Weight) -> Result<(), String> {
     let filled: usize = weight.parts.iter().map(|part| part.rows).sum();
     let Weight { name, rows, cols, .. } = weight;
     let fills = filled == *rows || (*rows == 1 && filled == *cols);
     ensure(fills, || format!("weight `{name}` [{rows}, {cols}] of {filled} rows"))?;
-    let is_scaled = |part: &WeightPart| matches!(part.transform, PartTransform::Scale(_));
+    let is_scaled = |part: &WeightPart| {
+        matches!(part.transform, PartTransform::Scale(_) | PartTransform::Add(_))
+    };
     let can_scale = |part: &WeightPart| weight.is_vector() && part.storage == Dtype::F32;
     ensure(weight.parts.iter().all(|part| !is_scaled(part) || can_scale(part)), || {
-        format!("weight `{name}` is scaled, which f32 vectors alone can be")
+        format!("weight `{name}` is scaled or added to, which f32 vectors alone can be")
     })
 }
 

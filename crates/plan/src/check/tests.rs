@@ -51,6 +51,7 @@ fn plan() -> Plan {
         causal: true,
         window: None,
         sinks: None,
+        softcap: None,
     }));
     b.op(silu_mul(q, qkv.columns(8, 8), x));
     b.op(Op::GatherRows { x, out: last });
@@ -122,9 +123,15 @@ fn rejects_what_does_not_fit() {
             p.ops.insert(1, Op::Cast { x: view(0, 0), out });
         }),
         ("out", |p| p.ops.insert(1, Op::Cast { x: view(0, 0), out: view(1, 0) })),
-        ("is scaled, which f32 vectors alone can be", |p| {
+        ("is scaled or added to, which f32 vectors alone can be", |p| {
             p.weights[0].parts[0].transform = PartTransform::Scale(2.0);
         }),
+        ("is scaled or added to, which f32 vectors alone can be", |p| {
+            p.weights[0].parts[0].transform = PartTransform::Add(1.0);
+        }),
+        ("a cap of 0", |p| attention(p).softcap = Some(0.0)),
+        ("a cap of inf", |p| attention(p).softcap = Some(f32::INFINITY)),
+        ("a cap of -1", |p| p.ops.insert(1, Op::Softcap { x: view(0, 0), cap: -1.0 })),
     ];
     reject(plan, faults);
 }
@@ -194,6 +201,7 @@ fn mixed(precision: Precision) -> Plan {
         causal: true,
         window: None,
         sinks: None,
+        softcap: None,
     }));
     let residual = Some(hidden);
     b.op(Op::Linear(Linear { residual, ..Linear::new(attended, projection, hidden) }));

@@ -133,6 +133,7 @@ impl Calls {
             causal: true,
             window: None,
             sinks: None,
+            softcap: None,
         };
         if self.numerics.attention == AttentionForm::Flash {
             self.plan.op(Op::Attention(attention));

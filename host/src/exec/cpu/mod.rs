@@ -364,6 +364,9 @@ impl RankStep<'_> {
             Op::GatherRows { x, out } => frame.write(out, None, |out, others| {
                 ops::gather_rows(&others.rows(x), &inputs.logit_rows, out);
             }),
+            Op::Softcap { x, cap } => {
+                frame.write(x, Some(x), |x, _| ops::softcap_rows(cap, x));
+            }
             Op::AllReduce(_) | Op::AllGather { .. } => {
                 unreachable!("all ranks take part in {}", op.name())
             }

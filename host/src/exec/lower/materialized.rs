@@ -42,7 +42,7 @@ impl Lowering<'_> {
 
     fn materialized(&self, op: &plan::MaterializedAttention) -> MaterializedAttention {
         let Attention { num_heads, num_kv_heads, head_dim, .. } = op.attention;
-        let Attention { softmax_scale, causal, window, .. } = op.attention;
+        let Attention { softmax_scale, softcap, causal, window, .. } = op.attention;
         MaterializedAttention {
             max_tokens: self.max_rows(op.scores),
             max_pages_per_seq: self.plan.bounds.max_pages_per_seq(),
@@ -50,6 +50,7 @@ impl Lowering<'_> {
             num_kv_heads,
             head_dim,
             softmax_scale,
+            softcap,
             causal,
             window,
         }

@@ -214,6 +214,7 @@ const ATTENTION: Attention = Attention {
     causal: true,
     window: None,
     sinks: None,
+    softcap: None,
 };
 
 #[test]

@@ -5,6 +5,7 @@
 
 use super::fields::{Fields, POSITIVE};
 use super::hf_layers::{every_but_last_of, index_of};
+use super::rope_hf::GEMMA3_LOCAL_THETA;
 use super::{
     Config, ConfigError, Family, LayerConfig, MULTIPLIER, NormPlacement, QkNorm, QueryScaling,
     gguf_experts, range,
@@ -65,6 +66,7 @@ impl Config {
         let query_scaling = query_scaling(&fields, family, max_position_embeddings)?;
         let (layers, ropes) = layers(&fields, family, &rope)?;
         let multiplier = |key| multiplier(&fields, family, key);
+        let sizes = QuerySizes { hidden_size, num_heads, head_dim };
         let has = |name: String| tensors.shape(&name).is_some();
         let has_bias = |stem: &str| has(format!("{}.bias", names.in_layer(0, stem)));
         let has_qk_norm = has(format!("{}.weight", names.in_layer(0, names.q_norm)));
@@ -80,6 +82,7 @@ impl Config {
             experts,
             activation: match family {
                 Family::GptOss => Activation::SwigluOai,
+                Family::Gemma2 | Family::Gemma3 => Activation::GeluTanh,
                 _ => Activation::Silu,
             },
             num_heads,
@@ -97,11 +100,24 @@ impl Config {
             qk_norm: QkNorm::of(family, has_qk_norm),
             has_sinks: family == Family::GptOss,
             norms: NormPlacement::of(family),
-            embedding_multiplier: multiplier("embedding_scale")?.unwrap_or(1.0),
+            embedding_multiplier: match family.is_gemma() {
+                true => (hidden_size as f64).sqrt(),
+                false => multiplier("embedding_scale")?.unwrap_or(1.0),
+            },
+            rounds_embedding_multiplier: family.is_gemma(),
             residual_multiplier: multiplier("residual_scale")?.unwrap_or(1.0),
             softmax_scale: multiplier("attention.scale")?
-                .unwrap_or_else(|| (head_dim as f64).powf(-0.5)),
+                .unwrap_or_else(|| (query_scalar(family, layers.len(), sizes) as f64).powf(-0.5)),
+            attention_softcap: match family {
+                Family::Gemma2 => softcap(&fields, "attn_logit_softcapping", Some(50.0))?,
+                _ => None,
+            },
             logits_scaling: multiplier("logit_scale")?.unwrap_or(1.0),
+            logits_softcap: match family {
+                Family::Gemma2 => softcap(&fields, LOGITS_SOFTCAP, Some(30.0))?,
+                Family::Gemma3 => softcap(&fields, LOGITS_SOFTCAP, None)?,
+                _ => None,
+            },
             query_scaling,
             layers,
             ropes,
@@ -110,9 +126,40 @@ impl Config {
     }
 }
 
+/// The cap of the logits.
+const LOGITS_SOFTCAP: &str = "final_logit_softcapping";
+
+/// A soft cap; 0 stands for none.
+fn softcap(fields: &Fields, key: &str, default: Option<f64>) -> Result<Option<f64>, ConfigError> {
+    match fields.number(key, 0.0..=*MULTIPLIER.end())? {
+        Some(cap) if cap > 0.0 && cap < *MULTIPLIER.start() => {
+            Err(fields.invalid(key, format!("a number from {:e} on", MULTIPLIER.start())))
+        }
+        Some(cap) => Ok(Some(cap).filter(|cap| *cap > 0.0)),
+        None => Ok(default),
+    }
+}
+
+struct QuerySizes {
+    hidden_size: usize,
+    num_heads: usize,
+    head_dim: usize,
+}
+
+/// What the scores are divided by the root of, where no key says it: the width of a head, but of the
+/// largest Gemmas, which llama.cpp knows by their layers.
+fn query_scalar(family: Family, num_layers: usize, sizes: QuerySizes) -> usize {
+    match (family, num_layers) {
+        (Family::Gemma2, 46) | (Family::Gemma3, 62) => sizes.hidden_size / sizes.num_heads,
+        _ => sizes.head_dim,
+    }
+}
+
 /// A factor of a family that has them; 0 stands for none.
 fn multiplier(fields: &Fields, family: Family, key: &str) -> Result<Option<f64>, ConfigError> {
-    if !matches!(family, Family::Granite | Family::GraniteMoe) {
+    // What converts other scales of Gemma is this project's own.
+    let is_of_gemma = family.is_gemma() && key == "attention.scale";
+    if !matches!(family, Family::Granite | Family::GraniteMoe) && !is_of_gemma {
         return Ok(None);
     }
     let factor = fields.number(key, 0.0..=*MULTIPLIER.end())?.filter(|factor| *factor > 0.0);
@@ -153,18 +200,28 @@ fn layers(
         | Family::Phi3
         | Family::Olmo2
         | Family::Olmo3
-        | Family::GptOss => {
-            fields.count("attention.sliding_window", 0..=*range::POSITIONS.end())?
+        | Family::GptOss
+        | Family::Gemma2
+        | Family::Gemma3 => {
+            let window = fields.count("attention.sliding_window", 0..=*range::POSITIONS.end())?;
+            // What llama.cpp takes for a file without the key.
+            window.or((family == Family::Gemma2).then_some(4096))
         }
         _ => None,
     };
     let experts = gguf_experts::layers(fields, family, num_layers)?;
     let window = window.filter(|window| *window > 0);
-    let is_olmo = matches!(family, Family::Olmo2 | Family::Olmo3);
+    // The base of the frequencies of layers with a window, where they have their own.
+    let local_theta = match family {
+        Family::Olmo2 | Family::Olmo3 => Some(rope.theta),
+        Family::Gemma3 => Some(GEMMA3_LOCAL_THETA),
+        _ => None,
+    };
     // Of those that do not say, llama.cpp knows the period by the architecture.
     let period = match family {
         Family::Olmo2 | Family::Olmo3 => Some(4),
-        Family::GptOss => Some(2),
+        Family::GptOss | Family::Gemma2 => Some(2),
+        Family::Gemma3 => Some(6),
         _ => None,
     };
     let slides = match period.filter(|_| window.is_some()) {
@@ -179,12 +236,12 @@ fn layers(
         }
         _ => vec![true; num_layers],
     };
-    let sliding = match is_olmo {
-        true => {
-            let theta = fields.number("rope.freq_base_swa", super::THETA)?.unwrap_or(rope.theta);
+    let sliding = match local_theta {
+        Some(theta) => {
+            let theta = fields.number("rope.freq_base_swa", super::THETA)?.unwrap_or(theta);
             Rope { theta, scaling: RopeScaling::None, ..rope.clone() }
         }
-        false => rope.clone(),
+        None => rope.clone(),
     };
     let mut ropes = Vec::new();
     let layer = |((slides, rotates), has_experts): ((bool, bool), bool)| {

@@ -7,6 +7,7 @@ use super::{
 };
 use gpu_types::Activation;
 use serde_json::Value;
+use std::ops::RangeInclusive;
 
 /// What transformers' config class of a family takes for a field that config.json leaves out.
 struct Defaults {
@@ -73,6 +74,21 @@ impl Defaults {
                 tie_word_embeddings: true,
                 ..BASE
             },
+            Family::Gemma2 => Defaults {
+                num_kv_heads: Some(4),
+                head_dim: Some(256),
+                sliding_window: Some(4096),
+                tie_word_embeddings: true,
+                ..BASE
+            },
+            Family::Gemma3 => Defaults {
+                num_kv_heads: Some(4),
+                head_dim: Some(256),
+                sliding_window: Some(4096),
+                rope_theta: 1_000_000.0,
+                tie_word_embeddings: true,
+                ..BASE
+            },
             Family::Ministral3 => {
                 Defaults { num_kv_heads: Some(8), head_dim: Some(128), rms_norm_eps: 1e-5, ..BASE }
             }
@@ -81,7 +97,7 @@ impl Defaults {
 }
 
 /// Families whose attention, or MLP, has a bias if config.json says so.
-const ATTENTION_BIAS: [Family; 10] = [
+const ATTENTION_BIAS: [Family; 12] = [
     Family::Llama,
     Family::Qwen3,
     Family::Qwen3Moe,
@@ -92,6 +108,8 @@ const ATTENTION_BIAS: [Family; 10] = [
     Family::GptOss,
     Family::Glm4Moe,
     Family::GraniteMoe,
+    Family::Gemma2,
+    Family::Gemma3,
 ];
 const MLP_BIAS: [Family; 3] = [Family::Llama, Family::Granite, Family::SmolLm3];
 
@@ -107,16 +125,22 @@ impl Config {
         })?;
         let all = Fields::json(object);
         // The language model of one that takes images too.
-        let nested = match all.required_text("model_type")?.as_str() {
-            "mistral3" => all.object("text_config")?,
+        let model_type = all.required_text("model_type")?;
+        let nested = match model_type.as_str() {
+            "mistral3" | "gemma3" => all.object("text_config")?,
             _ => None,
         };
         let fields = nested.unwrap_or(all);
-        let family = Family::from_name(&fields.required_text("model_type")?)?;
+        let family = match fields.text("model_type")? {
+            // The class of this one's language model is always the same.
+            None if model_type == "gemma3" => Family::Gemma3,
+            _ => Family::from_name(&fields.required_text("model_type")?)?,
+        };
         let defaults = Defaults::of(family);
+        check_is_causal(&fields, family)?;
 
-        let num_heads = fields.required_count("num_attention_heads", range::NUM_HEADS)?;
-        let hidden_size = fields.required_count("hidden_size", range::HIDDEN_SIZE)?;
+        let num_heads = size(&fields, family, "num_attention_heads", range::NUM_HEADS)?;
+        let hidden_size = size(&fields, family, "hidden_size", range::HIDDEN_SIZE)?;
         let head_dim = match fields.count("head_dim", range::HEAD_DIM)?.or(defaults.head_dim) {
             Some(head_dim) => head_dim,
             None => fields.divide(hidden_size, "num_attention_heads", num_heads)?,
@@ -127,13 +151,17 @@ impl Config {
             None if fields.has("num_key_value_heads") => num_heads,
             None => defaults.num_kv_heads.unwrap_or(num_heads),
         };
-        let activation = match fields.text("hidden_act")? {
+        let (field, default) = match family.is_gemma() {
+            true => ("hidden_activation", Activation::GeluTanh),
+            false => ("hidden_act", Activation::Silu),
+        };
+        let activation = match fields.text(field)? {
             Some(name) => Activation::from_config(&name).ok_or_else(|| {
                 let known =
                     Activation::FUSED.map(|known| known.config_names().join(", ")).join(", ");
-                fields.invalid("hidden_act", format!("known are {known}"))
+                fields.invalid(field, format!("known are {known}"))
             })?,
-            None => Activation::Silu,
+            None => default,
         };
         let activation = match family {
             Family::GptOss => swiglu(&fields, activation)?,
@@ -146,7 +174,7 @@ impl Config {
         let attention_bias = has_bias("attention_bias", &ATTENTION_BIAS)?;
         let says_qk_norm = family == Family::Glm4Moe && fields.flag("use_qk_norm", false)?;
         let max_position_embeddings =
-            fields.required_count("max_position_embeddings", range::POSITIONS)?;
+            size(&fields, family, "max_position_embeddings", range::POSITIONS)?;
         let default_rope = rope_hf::Defaults { theta: defaults.rope_theta, head_dim };
         let rope = rope_hf::rope(&fields, family, default_rope, max_position_embeddings)?;
         let (layers, ropes) =
@@ -155,7 +183,7 @@ impl Config {
         let has_dense_layers = layers.iter().any(|layer| !layer.has_experts);
         let intermediate_size = match experts {
             Some(experts) if !has_dense_layers => experts.intermediate_size,
-            _ => fields.required_count("intermediate_size", range::INTERMEDIATE_SIZE)?,
+            _ => size(&fields, family, "intermediate_size", range::INTERMEDIATE_SIZE)?,
         };
         // transformers' class has 1 for each of them.
         let multiplier = |field| match family {
@@ -168,7 +196,7 @@ impl Config {
         let tied = all.flag("tie_word_embeddings", default)?;
         Config {
             family,
-            vocab_size: fields.required_count("vocab_size", range::VOCAB_SIZE)?,
+            vocab_size: size(&fields, family, "vocab_size", range::VOCAB_SIZE)?,
             hidden_size,
             intermediate_size,
             experts,
@@ -185,19 +213,82 @@ impl Config {
             mlp_bias: has_bias("mlp_bias", &MLP_BIAS)?,
             qk_norm: QkNorm::of(family, says_qk_norm),
             norms: NormPlacement::of(family),
-            embedding_multiplier: multiplier("embedding_multiplier")?,
+            embedding_multiplier: match family.is_gemma() {
+                true => (hidden_size as f64).sqrt(),
+                false => multiplier("embedding_multiplier")?,
+            },
+            rounds_embedding_multiplier: family.is_gemma(),
             residual_multiplier: multiplier("residual_multiplier")?,
             has_sinks: family == Family::GptOss,
             softmax_scale: match family {
                 Family::Granite | Family::GraniteMoe => multiplier("attention_multiplier")?,
+                Family::Gemma2 | Family::Gemma3 => {
+                    let scalar = fields.number("query_pre_attn_scalar", POSITIVE)?;
+                    scalar.unwrap_or(256.0).powf(-0.5)
+                }
                 _ => (head_dim as f64).powf(-0.5),
             },
+            attention_softcap: match family {
+                Family::Gemma2 => softcap(&fields, "attn_logit_softcapping", Some(50.0))?,
+                // Gemma 3's class has the field, and does not read it.
+                _ => None,
+            },
             logits_scaling: multiplier("logits_scaling")?,
+            logits_softcap: match family {
+                Family::Gemma2 => softcap(&fields, LOGITS_SOFTCAP, Some(30.0))?,
+                Family::Gemma3 => softcap(&fields, LOGITS_SOFTCAP, None)?,
+                _ => None,
+            },
             query_scaling: rope.query_scaling,
             layers,
             ropes,
         }
         .checked()
+    }
+}
+
+/// What Gemma's classes call the cap of the logits.
+const LOGITS_SOFTCAP: &str = "final_logit_softcapping";
+
+/// A soft cap: left out, it is the class's default; null stands for none.
+fn softcap(fields: &Fields, field: &str, default: Option<f64>) -> Result<Option<f64>, ConfigError> {
+    match fields.has(field) {
+        true => fields.number(field, MULTIPLIER),
+        false => Ok(default),
+    }
+}
+
+/// What Gemma 3's class has for sizes that config.json leaves out, as those of published models do.
+const GEMMA3_SIZES: [(&str, usize); 6] = [
+    ("vocab_size", 262_208),
+    ("hidden_size", 2304),
+    ("intermediate_size", 9216),
+    ("num_hidden_layers", 26),
+    ("num_attention_heads", 8),
+    ("max_position_embeddings", 131_072),
+];
+
+/// A size that config.json has to say, but where published models rely on its class.
+pub(super) fn size(
+    fields: &Fields,
+    family: Family,
+    field: &str,
+    range: RangeInclusive<usize>,
+) -> Result<usize, ConfigError> {
+    let default = GEMMA3_SIZES.iter().find(|(known, _)| *known == field);
+    match (fields.count(field, range.clone())?, default) {
+        (Some(count), _) => Ok(count),
+        (None, Some(&(_, count))) if family == Family::Gemma3 => Ok(count),
+        (None, _) => fields.required_count(field, range),
+    }
+}
+
+/// Encoders have the names of decoders: EmbeddingGemma those of Gemma 3.
+fn check_is_causal(fields: &Fields, family: Family) -> Result<(), ConfigError> {
+    const FIELD: &str = "use_bidirectional_attention";
+    match family.is_gemma() && fields.flag(FIELD, false)? {
+        true => Err(fields.invalid(FIELD, "decoders alone are supported: false")),
+        false => Ok(()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What config.json says of each layer: its sliding window and its rotary embedding.
 
 use super::fields::Fields;
+use super::hf::size;
 use super::rope_hf::RopeOfType;
 use super::{ConfigError, Family, LayerConfig, hf_experts, range};
 use crate::model::rope::Rope;
@@ -12,7 +13,7 @@ pub(super) fn layers(
     default_window: Option<usize>,
     of_type: &RopeOfType,
 ) -> Result<(Vec<LayerConfig>, Vec<Rope>), ConfigError> {
-    let num_layers = fields.required_count("num_hidden_layers", range::NUM_LAYERS)?;
+    let num_layers = size(fields, family, "num_hidden_layers", range::NUM_LAYERS)?;
     let rotates = rotates(fields, family, num_layers)?;
     let windows = windows(fields, family, default_window, &rotates)?;
     let experts = hf_experts::layers(fields, family, num_layers)?;
@@ -76,7 +77,9 @@ fn windows(
         | Family::Phi3
         | Family::Olmo3
         | Family::Ministral3
-        | Family::GptOss => true,
+        | Family::GptOss
+        | Family::Gemma2
+        | Family::Gemma3 => true,
         Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::SmolLm3 => {
             fields.flag("use_sliding_window", false)?
         }
@@ -95,7 +98,9 @@ fn windows(
         | Family::Qwen3
         | Family::SmolLm3
         | Family::Olmo3
-        | Family::GptOss => fields.texts("layer_types")?,
+        | Family::GptOss
+        | Family::Gemma2
+        | Family::Gemma3 => fields.texts("layer_types")?,
         _ => None,
     };
     let Some(layer_types) = layer_types else {
@@ -106,7 +111,11 @@ fn windows(
             }
             Family::SmolLm3 => rotates.iter().map(|rotates| !rotates).collect(),
             Family::Olmo3 => every_but_last_of(4, num_layers),
-            Family::GptOss => every_but_last_of(2, num_layers),
+            Family::GptOss | Family::Gemma2 => every_but_last_of(2, num_layers),
+            Family::Gemma3 => {
+                let period = fields.count("sliding_window_pattern", 1..=usize::MAX)?;
+                every_but_last_of(period.unwrap_or(6), num_layers)
+            }
             _ => vec![true; num_layers],
         };
         return Ok(slides.into_iter().map(|slides| window.filter(|_| slides)).collect());

@@ -28,7 +28,7 @@ impl QkNorm {
     /// What every model of `family` has; `says` whether one of a family has it that may.
     pub(super) fn of(family: Family, says: bool) -> Option<Self> {
         match family {
-            Family::Qwen3 | Family::Qwen3Moe => Some(QkNorm::PerHead),
+            Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 => Some(QkNorm::PerHead),
             Family::Glm4Moe => says.then_some(QkNorm::PerHead),
             Family::Olmo2 | Family::Olmo3 => Some(QkNorm::AllHeads),
             _ => None,
@@ -121,6 +121,8 @@ pub enum NormPlacement {
     Before,
     /// `hidden += norm(branch(hidden))`.
     After,
+    /// `hidden += norm(branch(norm(hidden)))`.
+    Around,
 }
 
 impl NormPlacement {
@@ -128,6 +130,7 @@ impl NormPlacement {
     pub(super) fn of(family: Family) -> Self {
         match family {
             Family::Olmo2 | Family::Olmo3 => NormPlacement::After,
+            Family::Gemma2 | Family::Gemma3 => NormPlacement::Around,
             _ => NormPlacement::Before,
         }
     }

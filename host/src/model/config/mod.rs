@@ -37,11 +37,13 @@ pub enum Family {
     GptOss,
     Glm4Moe,
     GraniteMoe,
+    Gemma2,
+    Gemma3,
 }
 
 impl Family {
     /// Every family, by the names that `model_type` and `general.architecture` have for it.
-    pub const ALL: [(&'static str, Family); 19] = [
+    pub const ALL: [(&'static str, Family); 22] = [
         ("llama", Family::Llama),
         ("mistral", Family::Mistral),
         ("qwen2", Family::Qwen2),
@@ -64,7 +66,17 @@ impl Family {
         ("glm4_moe", Family::Glm4Moe),
         ("glm4moe", Family::Glm4Moe),
         ("granitemoe", Family::GraniteMoe),
+        ("gemma2", Family::Gemma2),
+        ("gemma3_text", Family::Gemma3),
+        // As GGUF calls it.
+        ("gemma3", Family::Gemma3),
     ];
+
+    /// Whether it is one of Gemma, which have an embedding that is multiplied by the root of its width,
+    /// norms around the branches and a gate of GELU.
+    fn is_gemma(self) -> bool {
+        matches!(self, Family::Gemma2 | Family::Gemma3)
+    }
 
     /// The family called `name`.
     ///
@@ -118,6 +130,9 @@ pub struct Config {
     pub norms: NormPlacement,
     /// Multiplies the rows of the embedding.
     pub embedding_multiplier: f64,
+    /// Whether that factor is rounded to bf16 where the embedding is in bf16 or in blocks: as the
+    /// models were trained.
+    pub rounds_embedding_multiplier: bool,
     /// Multiplies what attention and MLP add to the residual stream; 1 unless the norms are before
     /// them.
     pub residual_multiplier: f64,
@@ -125,8 +140,12 @@ pub struct Config {
     pub has_sinks: bool,
     /// Multiplies the scores of attention.
     pub softmax_scale: f64,
+    /// Bends the scaled scores `s` of attention to `cap * tanh(s / cap)`.
+    pub attention_softcap: Option<f64>,
     /// Divides the logits.
     pub logits_scaling: f64,
+    /// Bends the logits `x` to `cap * tanh(x / cap)`.
+    pub logits_softcap: Option<f64>,
     /// By what Q grows with its position, if it does.
     pub query_scaling: Option<QueryScaling>,
     /// What each layer has of its own.
@@ -141,6 +160,11 @@ impl Config {
 
     /// The largest context: positions beyond are no longer exact in f32.
     pub const MAX_POSITIONS: usize = 1 << 24;
+
+    /// Whether activations are known to be beyond f16.
+    pub fn overflows_f16(&self) -> bool {
+        self.family == Family::Gemma3
+    }
 
     /// Whether a layer has no experts.
     pub fn has_dense_layers(&self) -> bool {

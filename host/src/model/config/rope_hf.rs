@@ -6,6 +6,9 @@ use super::{ConfigError, Family, MULTIPLIER, QueryScaling, THETA, range};
 use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
 use std::ops::RangeInclusive;
 
+/// The base of Gemma 3's layers with a window.
+pub(super) const GEMMA3_LOCAL_THETA: f64 = 10_000.0;
+
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// What the rotary embedding is where config.json says nothing.
@@ -44,17 +47,36 @@ pub(super) fn rope(
         Some(scaling) if !scaling.is_empty() => Some(scaling),
         _ => config.object("rope_parameters")?,
     };
-    let reader =
-        |parameters| Reader { config, parameters, family, default, max_position_embeddings };
+    let reader = |parameters| Reader {
+        config,
+        parameters,
+        family,
+        default,
+        max_position_embeddings,
+        theta: "rope_theta",
+    };
     // Its class has a scaling for want of another; no published model relies on it.
     if matches!(family, Family::Ministral3 | Family::GptOss) && parameters.is_none() {
         return Err(ConfigError::Missing { field: "rope_parameters".into() });
     }
     let query_scaling = reader(parameters).query_scaling()?;
+    let parameters_of = |layer_type: &'static str| match parameters {
+        Some(parameters) => parameters.object(layer_type),
+        None => Ok(None),
+    };
     let nested = |layer_type| {
-        let nested = parameters.map(|p| p.object(layer_type)).transpose()?.flatten();
+        let nested = parameters_of(layer_type)?;
         nested.map(|nested| reader(Some(nested)).rope()).transpose()
     };
+    if family == Family::Gemma3 {
+        // Each has its own defaults, and parameters that are not nested are those of full attention.
+        let [full, sliding] = [parameters_of(LAYER_TYPES[0])?, parameters_of(LAYER_TYPES[1])?];
+        let local = Defaults { theta: GEMMA3_LOCAL_THETA, ..default };
+        let local = Reader { theta: "rope_local_base_freq", default: local, ..reader(sliding) };
+        let all = parameters.filter(|_| sliding.is_none());
+        let of_type = RopeOfType { full: reader(full.or(all)).rope()?, sliding: local.rope()? };
+        return Ok(Positions { of_type, query_scaling });
+    }
     let of_type = match (nested(LAYER_TYPES[0])?, nested(LAYER_TYPES[1])?) {
         (None, None) => {
             let full = reader(parameters).rope()?;
@@ -85,11 +107,15 @@ struct Reader<'a> {
     family: Family,
     default: Defaults,
     max_position_embeddings: usize,
+    /// What the base of the frequencies is called at the top of the configuration.
+    theta: &'static str,
 }
 
 impl Reader<'_> {
     fn rope(&self) -> Result<Rope, ConfigError> {
-        let theta = self.either("rope_theta", THETA)?.unwrap_or(self.default.theta);
+        let inner = self.parameters.map(|p| p.number("rope_theta", THETA)).transpose()?.flatten();
+        let top = self.config.number(self.theta, THETA)?;
+        let theta = inner.or(top).unwrap_or(self.default.theta);
         let scaling = self.scaling()?;
         let default = if self.family == Family::Glm4Moe { 0.5 } else { 1.0 };
         let part = self.either("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(default);

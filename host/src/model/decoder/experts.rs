@@ -1,6 +1,7 @@
 //! The layers of a mixture of experts: a router, and the MLPs of a token's experts.
 
-use super::{Planner, cols_of, part, rows_of};
+use super::Planner;
+use super::weights::{cols_of, part, rows_of};
 use crate::model::names::{ExpertForm, ExpertNames};
 use crate::model::{ExpertScores, Experts};
 use crate::plan::{

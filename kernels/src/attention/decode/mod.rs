@@ -37,6 +37,7 @@ use super::tile::{
 use super::work::{DecodeItem, ITEM_WORDS};
 use crate::attention::head_dims::HEAD_DIMS;
 use crate::qk_norm::Weights;
+use crate::softcap::Softcap;
 use crate::tile::last_block::is_last;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
@@ -91,7 +92,8 @@ pub(super) const fn blocks_per_sm<E: AttentionElement>(panels: usize) -> u32 {
 ///    `k` and `v` hold the tokens' rows, each slot is that of the sequence's last position, and the
 ///    previous launch writes nothing to the cache. Then `q_norm` and `k_norm` hold `head_dim`
 ///    elements, or are null; with them rows of 16-bit `k` are 16-byte aligned.
-/// 6. `sinks` holds a number for each query head, or is null.
+/// 6. `sinks` holds a number for each query head, or is null. `softcap` is a cap of scores before
+///    they are scaled, or 0.
 #[kernel(
     launch_bounds(NUM_THREADS, blocks_per_sm::<E>(PANELS)),
     overlaps,
@@ -133,6 +135,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
     out: GlobalMut<()>,
     out_stride: u32,
     sinks: Global<f32>,
+    softcap: f32,
     q_norm: Global<f32>,
     k_norm: Global<f32>,
     norm_eps: f32,
@@ -169,6 +172,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
         out: out.cast(),
         out_stride,
         sinks,
+        softcap,
     };
     // SAFETY: step inputs, which no launch of the step writes; the list has room for an item of
     // every block. Threads wait for an item's copies, and pass a barrier, before they read it.
@@ -320,6 +324,9 @@ unsafe fn attend<S: KvSource>(
         while tiles_left > 0 {
             tiles_left -= 1;
             let mut scores = tile.scores(problem.head_dim, smem.q, block_rows, ring.wait());
+            if problem.softcap > 0.0 {
+                tile.cap(&mut scores, Softcap::new(problem.softcap));
+            }
             if tile_key < visible_to_all.start || visible_to_all.end < tile_key + block_n {
                 let (item, rows) = load_item();
                 tile.mask(&mut scores, |row, key| {

@@ -74,6 +74,8 @@ pub struct Problem<E> {
     pub out_stride: u32,
     /// A score of each query head that has no value; or null.
     pub sinks: Global<f32>,
+    /// Caps the scores before they are scaled; 0 where there is no cap.
+    pub softcap: f32,
 }
 
 impl<E> Problem<E> {

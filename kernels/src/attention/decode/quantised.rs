@@ -221,6 +221,7 @@ pub unsafe fn attention_decode_quantised<
     out: GlobalMut<()>,
     out_stride: u32,
     sinks: Global<f32>,
+    softcap: f32,
 ) {
     // SAFETY: launches have KV heads, and a multiple of query heads.
     unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
@@ -243,6 +244,7 @@ pub unsafe fn attention_decode_quantised<
         out: out.cast(),
         out_stride,
         sinks,
+        softcap,
     };
     // SAFETY: as in `attention_decode`.
     unsafe {

@@ -95,6 +95,7 @@ impl Attention {
                 out: operands.out.untyped_ptr(),
                 out_stride: params.out_stride,
                 sinks: operands.sinks,
+                softcap: params.softcap,
                 q_norm: norm.q,
                 k_norm: norm.k,
                 norm_eps: norm.eps,
@@ -156,6 +157,7 @@ impl Attention {
                 out: operands.out.untyped_ptr(),
                 out_stride: params.out_stride,
                 sinks: operands.sinks,
+                softcap: params.softcap,
             }
             .launch(instance, geometry)
         }))

@@ -112,6 +112,7 @@ impl Attention {
                 pools: [operands.k_pool, operands.v_pool].map(untyped),
                 out: operands.out.untyped(),
                 sinks: operands.sinks,
+                softcap: params.softcap,
                 lse: DevicePtr::null(),
                 partials: workspace.partials,
             };
@@ -139,6 +140,7 @@ impl Attention {
                 out: operands.out.untyped_ptr(),
                 out_stride: params.out_stride,
                 sinks: operands.sinks,
+                softcap: params.softcap,
             }
             .launch(instance, geometry)
         }))

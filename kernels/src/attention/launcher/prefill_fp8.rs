@@ -73,7 +73,7 @@ impl AttentionFp8 {
     /// The launch of prefill, as [`Attention::prefill`].
     ///
     /// # Errors
-    /// As there; also for a GPU other than Hopper and a `head_dim` that is no multiple of 16.
+    /// As there; also for a GPU other than Hopper, a `head_dim` that is no multiple of 16, and a cap.
     pub fn prefill(
         &self,
         gpu: Gpu,
@@ -85,6 +85,10 @@ impl AttentionFp8 {
         if gpu.target != Target::Sm90a {
             let (what, expected) = ("compute capability", "9.0 for operands in E4M3");
             return Err(LaunchError::Shape { what, value: 80, expected });
+        }
+        if let Some(softcap) = self.attention.softcap {
+            let expected = "none of operands in E4M3";
+            return Err(LaunchError::Shape { what: "softcap", value: softcap as usize, expected });
         }
         let tile = self.tile()?;
         let &AttentionFp8Operands { q, k_pool, v_pool, out, .. } = operands;

@@ -22,6 +22,8 @@ pub struct MaterializedAttention {
     pub head_dim: usize,
     /// Multiplies the scores before the softmax.
     pub softmax_scale: f32,
+    /// Bends the scaled scores `s` to `softcap * tanh(s / softcap)`: above 0.
+    pub softcap: Option<f32>,
     /// Whether a query sees no position after its own.
     pub causal: bool,
     /// Sliding window, in positions; causal attention alone has one.
@@ -105,6 +107,7 @@ impl MaterializedAttention {
                 causal: params.causal,
                 window: params.window,
                 aligned: aligned.into(),
+                softcap: self.softcap.unwrap_or(0.0),
             }
             .launch(instance, geometry)
         }))

@@ -49,6 +49,7 @@ impl Attention {
         let blocks = tiles.saturating_mul(self.num_heads).saturating_mul(CLUSTER as usize);
         !self.batch_invariant
             && !self.has_sinks
+            && self.softcap.is_none()
             && gpu.target == Target::Sm90a
             && blocks <= gpu.num_sms
             && dtype.is_half()

@@ -10,6 +10,7 @@ use super::rows::Rows;
 use super::stages::Stages;
 use super::tiles::{PrefillTile, WARPGROUP_ROWS};
 use crate::attention::work::{Part, PrefillItem};
+use crate::softcap::Softcap;
 use crate::tile::element::Operand16;
 use crate::tile::smem::SmemTile;
 use crate::tile::softmax::{OnlineSoftmax, RowSum};
@@ -34,6 +35,8 @@ pub(super) struct Consumer<E, const SCORE_REGS: usize> {
     pub scale: f32,
     /// A score of each query head that has no value; or null.
     pub sinks: Global<f32>,
+    /// Caps the scores before they are scaled; 0 where there is no cap.
+    pub softcap: f32,
     /// The scores' registers.
     pub scores: Accumulator<SCORE_REGS>,
 }
@@ -105,6 +108,7 @@ impl<E: Operand16, const SCORE_REGS: usize> Consumer<E, SCORE_REGS> {
             let scores = self.multiply_qk::<T>(tile_q, q);
             self.scores = scores.wait::<0>();
             self.stages.k.release();
+            self.cap();
             rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
             softmax.update(&mut self.scores);
             let mut weights = self.weights();
@@ -119,6 +123,7 @@ impl<E: Operand16, const SCORE_REGS: usize> Consumer<E, SCORE_REGS> {
                 pingpong::pass_on(T::CONSUMERS, self.warpgroup);
                 self.scores = scores.wait::<1>();
                 self.stages.k.release();
+                self.cap();
                 rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
                 let corrections = softmax.update(&mut self.scores);
                 out = sum.wait::<0>();
@@ -148,6 +153,15 @@ impl<E: Operand16, const SCORE_REGS: usize> Consumer<E, SCORE_REGS> {
         let row_sums = softmax.finish(sink);
         out.scale_rows(row_sums.map(|sum| sum.inverse));
         (out, row_sums)
+    }
+
+    /// Caps the block's scores.
+    #[inline(always)]
+    fn cap(&mut self) {
+        if self.softcap > 0.0 {
+            let softcap = Softcap::new(self.softcap);
+            self.scores.for_each(|_, score| *score = softcap.apply(*score));
+        }
     }
 
     /// Issues Q K^T of the next block of keys.

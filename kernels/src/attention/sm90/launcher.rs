@@ -74,6 +74,8 @@ pub struct Params {
     pub head_dim: u32,
     /// Multiplies the scores before the softmax: above 0.
     pub softmax_scale: f32,
+    /// Caps the scores before they are scaled; 0 where there is no cap.
+    pub softcap: f32,
     /// Sliding window, in positions.
     pub window: u32,
     /// Queries, 16-byte aligned.
@@ -173,6 +175,7 @@ impl TileConfig {
             lse: params.lse,
             partials: params.partials,
             sinks: params.sinks,
+            softcap: params.softcap,
             q_map,
             k_map,
             v_map,

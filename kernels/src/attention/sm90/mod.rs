@@ -74,6 +74,7 @@ pub const NUM_COUNTERS: usize = 2;
 /// 4. `counters` are two zeros, and one for each slot and warp of the consumers; they are so again
 ///    afterwards. `partials` holds the results of so many warps, 16-byte aligned.
 /// 5. `out` overlaps nothing that is read. `sinks` holds a number for each query head, or is null.
+///    `softcap` is a cap of scores before they are scaled, or 0.
 #[kernel(
     launch_bounds(T::NUM_THREADS, 1),
     target(sm_90a),
@@ -113,6 +114,7 @@ pub unsafe fn attention_prefill_sm90<
     lse: GlobalMut<f32>,
     partials: GlobalMut<f32>,
     sinks: Global<f32>,
+    softcap: f32,
     // Last, so that the other parameters share few lines of the constant cache.
     q_map: TensorMap,
     k_map: TensorMap,
@@ -178,6 +180,7 @@ pub unsafe fn attention_prefill_sm90<
             window,
             scale: softmax_scale * LOG2_E,
             sinks,
+            softcap,
             scores: Accumulator::zero(),
         };
         // SAFETY: the output holds the rows of every item, and results and counters their parts.

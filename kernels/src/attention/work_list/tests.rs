@@ -23,6 +23,7 @@ const ATTENTION: Attention = Attention {
     causal: true,
     batch_invariant: false,
     has_sinks: false,
+    softcap: None,
     window: None,
 };
 

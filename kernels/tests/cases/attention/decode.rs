@@ -120,6 +120,8 @@ fn decode_matches_oracle() {
         check::<f16>(Case { head_dim: 16, window: Some(1), ..step }, ALONE, seed);
         check::<f16>(Case { sinks: SINKS, ..step }, ALONE, seed);
         check::<f32>(Case { sinks: SINKS, window: Some(33), ..step }, ALONE, seed);
+        check::<f32>(Case { softcap: SOFTCAP, ..step }, ALONE, seed);
+        check::<bf16>(Case { softcap: SOFTCAP, sinks: SINKS, ..step }, ALONE, seed);
     }
     // Every instance: 4, 8 and 16 rows of heads; a head of its own, a group of 7, and one of two
     // blocks.
@@ -317,6 +319,10 @@ fn decode_reads_quants_as_they_are() {
     check_quantised(step(&[(1, 20)], [2, 2], 80), [Fp8, Fp8], 2);
     let with_sinks = Case { sinks: SINKS, ..step(&[(1, 130), (1, 5)], [8, 2], 64) };
     check_quantised(with_sinks, [Q8_0, Q8_0], 3);
+    for formats in [[Q8_0, Q8_0], [Fp8, Fp8], [Q4_0, Q4_0]] {
+        let step = step(&[(1, 130), (1, 5)], [3, 1], 64);
+        check_quantised(Case { softcap: SOFTCAP, ..step }, formats, 3);
+    }
 }
 
 /// What a step's scores are before and after the softmax: in three kernels.
@@ -343,6 +349,7 @@ fn materialized_attention_matches_oracle() {
             num_kv_heads: attention.num_kv_heads,
             head_dim: case.head_dim,
             softmax_scale: attention.softmax_scale,
+            softcap: attention.softcap,
             causal: case.causal,
             window: case.window,
         };
@@ -363,6 +370,7 @@ fn materialized_attention_matches_oracle() {
         check::<f32>(Case { sinks: SINKS, window: Some(9), ..step }, seed);
         check::<bf16>(Case { causal: false, head_dim: 80, ..step }, seed);
         check::<f32>(Case { head_dim: 7, heads: [3, 1], ..step }, seed);
+        check::<f32>(Case { softcap: SOFTCAP, sinks: SINKS, ..step }, seed);
         check::<f16>(Case { head_dim: 256, heads: [1, 1], ..step }, seed);
     }
 }

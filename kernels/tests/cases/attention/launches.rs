@@ -27,6 +27,7 @@ const RIGHT: Attention = Attention {
     window: None,
     batch_invariant: false,
     has_sinks: false,
+    softcap: None,
 };
 
 const SEQS: SeqInputs = SeqInputs {

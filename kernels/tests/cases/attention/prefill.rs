@@ -1,7 +1,7 @@
 //! Prefill in the operands' type: by `mma.sync`, on Hopper's tensor cores, and with the keys of a
 //! tile split over a cluster.
 
-use super::{CASE, Case, HEAD_DIMS, PAGE, SCALE, SINKS, Step, rounding, words};
+use super::{CASE, Case, HEAD_DIMS, PAGE, SCALE, SINKS, SOFTCAP, Step, rounding, words};
 use crate::harness::*;
 use cuda_std::launch::DevicePtr;
 use half::{bf16, f16};
@@ -48,6 +48,8 @@ fn prefill_matches_oracle() {
         check::<bf16>(Case { head_dim: 72, ..full }, seed);
         check::<f32>(Case { head_dim: 20, sinks: SINKS, ..step }, seed);
         check::<f16>(Case { window: Some(33), sinks: SINKS, ..step }, seed);
+        check::<f32>(Case { head_dim: 20, softcap: SOFTCAP, sinks: SINKS, ..step }, seed);
+        check::<bf16>(Case { window: Some(33), softcap: SOFTCAP, ..step }, seed);
     }
     // The first query sees all of a block of keys, or all but its last.
     for seqs in [&[(65, 128)], &[(66, 128)]] {
@@ -150,6 +152,7 @@ fn check_sm90<E: HostElement>(case: Case, part_blocks: usize) {
                 num_kv_heads: case.heads[1] as u32,
                 head_dim: case.head_dim as u32,
                 softmax_scale: SCALE,
+                softcap: case.softcap.map_or(0.0, |softcap| softcap / SCALE),
                 window: case.window.map_or(u32::MAX, |window| window as u32),
                 q: rows_at(q.0, width),
                 pools: [DevicePtr::new(k_pool), DevicePtr::new(v_pool)],
@@ -205,6 +208,14 @@ fn sm90_prefill_with_sinks_matches_oracle() {
     let step = Case { seqs: &[(70, 200), (3, 3)], heads: [4, 2], sinks: SINKS, ..CASE };
     check_sm90::<f16>(step, 0);
     check_sm90::<bf16>(Case { head_dim: 128, window: Some(33), ..step }, 0);
+    check_sm90::<f16>(Case { seqs: &[(20, 300)], ..step }, 1);
+}
+
+#[test]
+fn sm90_prefill_with_a_cap_matches_oracle() {
+    let step = Case { seqs: &[(70, 200), (3, 3)], softcap: SOFTCAP, ..CASE };
+    check_sm90::<f16>(step, 0);
+    check_sm90::<bf16>(Case { head_dim: 256, window: Some(33), sinks: SINKS, ..step }, 0);
     check_sm90::<f16>(Case { seqs: &[(20, 300)], ..step }, 1);
 }
 
@@ -378,6 +389,7 @@ fn few_tiles_are_split() {
     assert!(!splits(Attention { softmax_scale: -1.0, ..mission }));
     assert!(!splits(Attention { batch_invariant: true, ..mission }));
     assert!(!splits(Attention { has_sinks: true, ..mission }));
+    assert!(!splits(Attention { softcap: Some(50.0), ..mission }));
     assert!(!mission.splits_prefill(Gpu::HOPPER, Dtype::F32));
     assert!(!mission.splits_prefill(Gpu { target: Target::Sm80, ..Gpu::HOPPER }, Dtype::F16));
 }

@@ -2,6 +2,7 @@
 
 mod experts;
 mod families;
+mod gemma;
 mod gguf;
 mod hf;
 
