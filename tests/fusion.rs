@@ -145,6 +145,18 @@ fn olmo3_fused_and_unfused() {
     family("olmo3");
 }
 
+/// Norms around the branches, a gate of GELU, caps of scores and logits.
+#[test]
+fn gemma2_fused_and_unfused() {
+    family("gemma2");
+}
+
+/// QK-norm, and heads of 256.
+#[test]
+fn gemma3_fused_and_unfused() {
+    family("gemma3-images");
+}
+
 /// Q and K are rotated by tables of their own.
 #[test]
 fn ministral3_fused_and_unfused() {

@@ -131,10 +131,11 @@ fn num_gpus(device: Device) -> Option<usize> {
 /// `on`, if so many devices can share the model of `dir`, and `what` of it shows what others do not.
 fn is_shared(dir: &Path, what: &str, on: On) -> Result<On, &'static str> {
     // Tied and not, with biases and without, of fused tensors, with QK-norm over a head and over all; KV heads that ranks share;
-    // experts, sinks.
-    const SHARED: [&str; 7] =
-        ["llama-gqa", "qwen3", "phi3", "qwen2", "olmo3", "qwen3-moe", "gpt-oss"];
-    const IN_F32: [&str; 5] = ["llama-gqa", "mistral-window", "qwen3", "qwen3-moe", "gpt-oss"];
+    // experts, sinks; norms around the branches, caps.
+    const SHARED: [&str; 8] =
+        ["llama-gqa", "qwen3", "phi3", "qwen2", "olmo3", "qwen3-moe", "gpt-oss", "gemma2"];
+    const IN_F32: [&str; 6] =
+        ["llama-gqa", "mistral-window", "qwen3", "qwen3-moe", "gpt-oss", "gemma2"];
     let emulated = match (on.precision, on.world) {
         (Precision::F32, 1) => Some(&IN_F32[..]),
         (_, 1) => None,

@@ -71,6 +71,9 @@ fn f16_of_every_family_has_the_goldens_logits_and_tokens() {
         "ministral3",
         "qwen3-moe",
         "mixtral",
+        "gemma2",
+        "gemma3",
+        "gemma3-images",
     ];
     for name in names {
         let dir = tempfile::tempdir().unwrap();
@@ -114,6 +117,8 @@ fn keys_and_tensors_are_those_of_llama_cpps_conversion() {
         "olmo3",
         "qwen3-moe",
         "mixtral",
+        "gemma2",
+        "gemma3",
     ];
     for name in names {
         let dir = tempfile::tempdir().unwrap();

@@ -149,18 +149,22 @@ fn expert_keys(config: &Config, experts: &Experts) -> Vec<(&'static str, Value)>
     keys
 }
 
-/// The sliding window, if the model has one: the same in every layer, or in those of OLMo and gpt-oss
-/// that a list names.
+/// The sliding window, if the model has one: the same in every layer, or in those of OLMo, gpt-oss and
+/// Gemma that a list names.
 fn windows(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
     const WINDOW: &str = "attention.sliding_window";
     let of_layers = || config.layers.iter().map(|layer| layer.window);
     let Some(window) = of_layers().flatten().next() else {
-        // llama.cpp wants the key of Phi-3 in any case.
-        let is_phi3 = config.family == Family::Phi3;
-        return Ok(is_phi3.then(|| (WINDOW, u32_value(0))).into_iter().collect());
+        // llama.cpp wants the key of Phi-3 in any case, and knows a window for Gemma 2.
+        let is_told = matches!(config.family, Family::Phi3 | Family::Gemma2);
+        return Ok(is_told.then(|| (WINDOW, u32_value(0))).into_iter().collect());
     };
     let differ = of_layers().any(|other| other != Some(window));
     match config.family {
+        // As llama.cpp's conversion, which leaves the pattern to the architecture.
+        Family::Gemma2 | Family::Gemma3 if config.slides_as_its_architecture() => {
+            Ok(vec![(WINDOW, u32_value(window))])
+        }
         Family::Olmo2 | Family::Olmo3 | Family::GptOss | Family::Gemma2 | Family::Gemma3 => {
             let slides = of_layers().map(|window| Value::Bool(window.is_some())).collect();
             let pattern = "attention.sliding_window_pattern";
@@ -185,13 +189,17 @@ fn factors(config: &Config) -> Vec<(&'static str, Value)> {
         ]);
     }
     if matches!(config.family, Family::Gemma2 | Family::Gemma3) {
-        pairs.push(("attention.scale", number(config.softmax_scale)));
-        // 0 is none: without the key readers take what Gemma 2 has.
-        let cap = |cap: Option<f64>| number(cap.unwrap_or(0.0));
-        pairs.push(("final_logit_softcapping", cap(config.logits_softcap)));
-        if config.family == Family::Gemma2 {
-            pairs.push(("attn_logit_softcapping", cap(config.attention_softcap)));
+        if config.softmax_scale != config.scale_of_its_architecture() {
+            pairs.push(("attention.scale", number(config.softmax_scale)));
         }
+        let caps = [
+            ("attn_logit_softcapping", config.attention_softcap),
+            ("final_logit_softcapping", config.logits_softcap),
+        ];
+        // Without the keys readers take what Gemma 2 has; 0 is none.
+        let is_told = |cap: &Option<f64>| cap.is_some() || config.family == Family::Gemma2;
+        let caps = caps.into_iter().filter(|(_, cap)| is_told(cap));
+        pairs.extend(caps.map(|(key, cap)| (key, number(cap.unwrap_or(0.0)))));
     }
     let scaling = config.query_scaling;
     pairs.extend(scaling.map(|scaling| ("attention.temperature_scale", number(scaling.beta))));

@@ -262,9 +262,15 @@ impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usiz
 
     #[inline(always)]
     fn cap(&self, scores: &mut Self::Scores, softcap: Softcap) {
-        for score in scores.as_flattened_mut().as_flattened_mut().as_flattened_mut() {
-            *score = softcap.apply(*score);
-        }
+        unroll!(row_tile in 0..ROW_TILES, {
+            unroll!(step in 0..4, {
+                if step < KEY_STEPS {
+                    for score in scores[row_tile][step].as_flattened_mut() {
+                        *score = softcap.apply(*score);
+                    }
+                }
+            });
+        });
     }
 
     #[inline(always)]

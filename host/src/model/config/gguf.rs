@@ -66,7 +66,7 @@ impl Config {
         let query_scaling = query_scaling(&fields, family, max_position_embeddings)?;
         let (layers, ropes) = layers(&fields, family, &rope)?;
         let multiplier = |key| multiplier(&fields, family, key);
-        let sizes = QuerySizes { hidden_size, num_heads, head_dim };
+        let sizes = [hidden_size, num_heads, head_dim];
         let has = |name: String| tensors.shape(&name).is_some();
         let has_bias = |stem: &str| has(format!("{}.bias", names.in_layer(0, stem)));
         let has_qk_norm = has(format!("{}.weight", names.in_layer(0, names.q_norm)));
@@ -107,7 +107,7 @@ impl Config {
             rounds_embedding_multiplier: family.is_gemma(),
             residual_multiplier: multiplier("residual_scale")?.unwrap_or(1.0),
             softmax_scale: multiplier("attention.scale")?
-                .unwrap_or_else(|| (query_scalar(family, layers.len(), sizes) as f64).powf(-0.5)),
+                .unwrap_or_else(|| default_scale(family, layers.len(), sizes)),
             attention_softcap: match family {
                 Family::Gemma2 => softcap(&fields, "attn_logit_softcapping", Some(50.0))?,
                 _ => None,
@@ -126,6 +126,21 @@ impl Config {
     }
 }
 
+impl Config {
+    /// Whether the layers with a window are those that readers of GGUF know by the architecture.
+    pub(crate) fn slides_as_its_architecture(&self) -> bool {
+        let slides = self.layers.iter().map(|layer| layer.window.is_some());
+        default_period(self.family)
+            .is_some_and(|period| slides.eq(every_but_last_of(period, self.num_layers())))
+    }
+
+    /// What readers of GGUF know by the architecture that the scores are multiplied with.
+    pub(crate) fn scale_of_its_architecture(&self) -> f64 {
+        let sizes = [self.hidden_size, self.num_heads, self.head_dim];
+        default_scale(self.family, self.num_layers(), sizes)
+    }
+}
+
 /// The cap of the logits.
 const LOGITS_SOFTCAP: &str = "final_logit_softcapping";
 
@@ -140,18 +155,27 @@ fn softcap(fields: &Fields, key: &str, default: Option<f64>) -> Result<Option<f6
     }
 }
 
-struct QuerySizes {
-    hidden_size: usize,
-    num_heads: usize,
-    head_dim: usize,
+/// What multiplies the scores where no key says it, of a hidden size, query heads and their width: by
+/// the width, but of the largest Gemmas, which llama.cpp knows by their layers.
+fn default_scale(
+    family: Family,
+    num_layers: usize,
+    [hidden_size, num_heads, head_dim]: [usize; 3],
+) -> f64 {
+    let scalar = match (family, num_layers) {
+        (Family::Gemma2, 46) | (Family::Gemma3, 62) => hidden_size / num_heads,
+        _ => head_dim,
+    };
+    (scalar as f64).powf(-0.5)
 }
 
-/// What the scores are divided by the root of, where no key says it: the width of a head, but of the
-/// largest Gemmas, which llama.cpp knows by their layers.
-fn query_scalar(family: Family, num_layers: usize, sizes: QuerySizes) -> usize {
-    match (family, num_layers) {
-        (Family::Gemma2, 46) | (Family::Gemma3, 62) => sizes.hidden_size / sizes.num_heads,
-        _ => sizes.head_dim,
+/// The period of the layers without a window, by which llama.cpp knows them where no key says it.
+fn default_period(family: Family) -> Option<usize> {
+    match family {
+        Family::Olmo2 | Family::Olmo3 => Some(4),
+        Family::GptOss | Family::Gemma2 => Some(2),
+        Family::Gemma3 => Some(6),
+        _ => None,
     }
 }
 
@@ -217,14 +241,7 @@ fn layers(
         Family::Gemma3 => Some(GEMMA3_LOCAL_THETA),
         _ => None,
     };
-    // Of those that do not say, llama.cpp knows the period by the architecture.
-    let period = match family {
-        Family::Olmo2 | Family::Olmo3 => Some(4),
-        Family::GptOss | Family::Gemma2 => Some(2),
-        Family::Gemma3 => Some(6),
-        _ => None,
-    };
-    let slides = match period.filter(|_| window.is_some()) {
+    let slides = match default_period(family).filter(|_| window.is_some()) {
         Some(period) => sliding_layers(fields, period, num_layers)?,
         None => vec![true; num_layers],
     };
