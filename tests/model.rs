@@ -524,10 +524,12 @@ fn the_factor_of_an_embedding_in_bf16_is_rounded() {
         let halves = data.chunks(2).map(|half| half::f16::from_le_bytes([half[0], half[1]]));
         halves.flat_map(|half| half::bf16::from_f32(half.into()).to_le_bytes()).collect()
     };
-    let named = tensors.iter().map(|(name, tensor)| (name, tensor.shape(), in_bf16(tensor.data())));
+    let named = tensors
+        .iter()
+        .map(|(name, tensor)| (name, tensor.shape().to_vec(), in_bf16(tensor.data())));
     let rounded: Vec<_> = named.collect();
     let tensors = rounded.iter().map(|(name, shape, data)| {
-        (*name, TensorView::new(safetensors::Dtype::BF16, shape.to_vec(), data).unwrap())
+        (*name, TensorView::new(safetensors::Dtype::BF16, shape.clone(), data).unwrap())
     });
     std::fs::remove_file(&path).unwrap();
     safetensors::serialize_to_file(tensors, None, &path).unwrap();

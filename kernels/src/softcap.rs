@@ -42,7 +42,7 @@ impl Softcap {
         const SMALL: f32 = 0.0625;
         let u = x * self.reciprocal;
         let exponential = math::exp2_approx(u * (2.0 * LOG2_E));
-        let large = math::fma(-2.0 * self.cap, math::rcp_approx(1.0 + exponential), self.cap);
+        let large = self.cap * math::fma(-2.0, math::rcp_approx(1.0 + exponential), 1.0);
         let square = u * u;
         let small = x * math::fma(math::fma(square, 2.0 / 15.0, -1.0 / 3.0), square, 1.0);
         if square < SMALL * SMALL { small } else { large }
