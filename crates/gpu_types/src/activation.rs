@@ -56,8 +56,8 @@ macro_rules! activations {
 activations! {
     /// `x * sigmoid(x)`. Source: arXiv:1702.03118.
     Silu, "silu", in config.json ["silu", "swish"];
-    /// GELU by its approximation with tanh: `x * sigmoid(2 * u)` of `u = SLOPE * (x + CUBIC * x^3)`,
-    /// of [`Activation::GELU_SLOPE`] and [`Activation::GELU_CUBIC`]. Source: arXiv:1606.08415.
+    /// GELU by its approximation with tanh: `x * sigmoid(2 * u)`, where `u` is
+    /// `SLOPE * (x + CUBIC * x^3)`, of [`Activation::GELU_SLOPE`] and [`Activation::GELU_CUBIC`]. Source: arXiv:1606.08415.
     GeluTanh, "gelu_tanh", in config.json ["gelu_pytorch_tanh"];
     @ of rows alone:
     /// The gate of gpt-oss: with `g = min(gate, LIMIT)` and `u = clamp(up, -LIMIT, LIMIT)` the gate is

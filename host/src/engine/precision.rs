@@ -15,8 +15,8 @@ const ON_CPU: Precision = Precision::F32;
 /// What an engine computes in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrecisionChoice {
-    /// By device and model. On a GPU and the emulator f16, bf16 if f16 cannot hold a weight or, by
-    /// [`Config::overflows_f16`](crate::Config::overflows_f16), activations beside dense weights, and
+    /// By device and model. On a GPU and the emulator f16, bf16 if f16 cannot hold a weight or
+    /// ([`Config::overflows_f16`](crate::Config::overflows_f16)) activations beside dense weights, and
     /// f32 if the model's rows cannot be aligned in 16 bits or bf16 cannot hold a weight. On the
     /// CPU f32, or bf16 if only that fits into the memory. Weights in blocks stay so: on the CPU [as
     /// they are stored](crate::plan::WeightStorage::AsStored), beside f16 operands in

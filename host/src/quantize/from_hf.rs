@@ -149,8 +149,8 @@ fn expert_keys(config: &Config, experts: &Experts) -> Vec<(&'static str, Value)>
     keys
 }
 
-/// The sliding window, if the model has one: the same in every layer, or in those of OLMo, gpt-oss and
-/// Gemma that a list names.
+/// The sliding window, if the model has one: the same in every layer, or in those of OLMo, gpt-oss
+/// and Gemma that a list names.
 fn windows(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
     const WINDOW: &str = "attention.sliding_window";
     let of_layers = || config.layers.iter().map(|layer| layer.window);

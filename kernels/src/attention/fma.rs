@@ -4,7 +4,7 @@
 
 use super::tile::{PANEL_COLUMNS, ROW_UNIT, WarpTile, WithSink, vec_elems};
 use crate::kv_cache::PAGE_SIZE;
-use crate::softcap::Softcap;
+use crate::softcap::tanh;
 use cuda_std::prelude::*;
 
 /// Keys in a tile of K or V.
@@ -250,10 +250,12 @@ impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WarpTile
     }
 
     #[inline(always)]
-    fn cap(&self, scores: &mut Self::Scores, softcap: Softcap) {
-        for score in scores.as_flattened_mut() {
-            *score = softcap.apply(*score);
-        }
+    fn cap(&self, scores: &mut Self::Scores, softcap: f32) {
+        unroll!(i in 0..ROWS, {
+            for j in 0..KEYS {
+                scores[i][j] = tanh(scores[i][j] * softcap);
+            }
+        });
     }
 
     #[inline(always)]

@@ -147,7 +147,9 @@ pub(super) struct Params {
     pub(super) head_dim: u32,
     pub(super) aligned: u32,
     pub(super) window: u32,
-    /// A cap of scores before they are scaled, or 0.
+    /// What multiplies the scores, or [`Params::softcap`]'s tanh of them.
+    pub(super) softmax_scale: f32,
+    /// Scores are `tanh(softcap * score)` before they are scaled; 0 where they are not bent.
     pub(super) softcap: f32,
 }
 
@@ -239,7 +241,8 @@ impl Attention {
             aligned: aligned.into(),
             // A larger window never masks.
             window: self.window.map_or(u32::MAX, |window| window.min(u32::MAX as usize) as u32),
-            softcap: self.softcap.map_or(0.0, |softcap| softcap / self.softmax_scale),
+            softmax_scale: self.softcap.unwrap_or(self.softmax_scale),
+            softcap: self.softcap.map_or(0.0, |cap| self.softmax_scale / cap),
         })
     }
 }

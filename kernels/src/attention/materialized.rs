@@ -17,7 +17,7 @@
 
 use crate::element::{Columns, Number, VEC_ELEMS};
 use crate::kv_cache::{PAGE_SIZE, row_start};
-use crate::softcap::Softcap;
+use crate::softcap::tanh;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -200,10 +200,8 @@ pub unsafe fn attention_scores<E: Number>(
                 let dot = lane.sum(dot);
                 if lane.lane == 0 && is_visible {
                     let row = score_row(token_idx, head, num_heads, max_pages_per_seq);
-                    let score = softmax_scale * dot;
-                    let is_capped = softcap > 0.0;
-                    let score = if is_capped { Softcap::new(softcap).apply(score) } else { score };
-                    scores.set(row + key as usize, score);
+                    let score = if softcap > 0.0 { tanh(dot * softcap) } else { dot };
+                    scores.set(row + key as usize, softmax_scale * score);
                 }
             }
             first_row += lane.num_keys;

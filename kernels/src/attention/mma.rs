@@ -7,7 +7,7 @@
 use super::tile::{PANEL_COLUMNS, WarpTile, WithSink, swizzle, vec_elems};
 use crate::element::Half;
 use crate::kv_cache::PAGE_SIZE;
-use crate::softcap::Softcap;
+use crate::softcap::rough_tanh;
 use core::marker::PhantomData;
 use cuda_std::matrix::{load_x4, load_x4_at, load_x4_trans_at};
 use cuda_std::mma::{Accumulator, FragmentA, FragmentB, m16n8k16};
@@ -261,12 +261,12 @@ impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usiz
     }
 
     #[inline(always)]
-    fn cap(&self, scores: &mut Self::Scores, softcap: Softcap) {
+    fn cap(&self, scores: &mut Self::Scores, softcap: f32) {
         unroll!(row_tile in 0..ROW_TILES, {
             unroll!(step in 0..4, {
                 if step < KEY_STEPS {
                     for score in scores[row_tile][step].as_flattened_mut() {
-                        *score = softcap.apply(*score);
+                        *score = rough_tanh(*score * softcap);
                     }
                 }
             });

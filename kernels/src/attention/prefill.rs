@@ -19,7 +19,6 @@ use super::tile::{
 use super::work::PrefillItem;
 use crate::attention::head_dims::HEAD_DIMS;
 use crate::element::Number;
-use crate::softcap::Softcap;
 use core::f32::consts::LOG2_E;
 use core::ops::Range;
 use cuda_std::prelude::*;
@@ -103,7 +102,8 @@ const fn half_shape(panels: usize) -> [usize; 2] {
 ///    `block_m` queries; `block_table` holds the pages of their sequences, and every view covers
 ///    what they refer to. `q`, the pools and `out` hold elements `E`.
 /// 2. `head_dim` is at most `32 * PANELS`; `num_kv_heads` divides `num_heads`, `window` is not 0,
-///    `softmax_scale` is above 0. `softcap` is a cap of scores before they are scaled, or 0.
+///    `softmax_scale` is above 0. Where `softcap` is not 0, scores are
+///    `tanh(softcap * score)` before they are scaled.
 /// 3. If `aligned` is not 0, or `E` has 16 bits, every head is 16-byte aligned in `q`, the pools
 ///    and `out`.
 /// 4. `out` overlaps nothing that is read. `sinks` holds a number for each query head, or is null.
@@ -233,7 +233,7 @@ pub unsafe fn attention_prefill<
                     let smem_k = smem_k.offset(tile_key * PANEL_COLUMNS);
                     let mut scores = tile.scores(head_dim, smem_q, block_m, smem_k);
                     if softcap > 0.0 {
-                        tile.cap(&mut scores, Softcap::new(softcap));
+                        tile.cap(&mut scores, softcap);
                     }
                     if !visible.is_all(first..first + warp_keys) {
                         tile.mask(&mut scores, |row, key| visible.contains(row, first + key));

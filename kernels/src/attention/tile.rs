@@ -9,7 +9,6 @@ use super::fma::FmaTile;
 use super::mma::MmaTile;
 use crate::element::Number;
 use crate::kv_cache::{PAGE_SIZE, row_start};
-use crate::softcap::Softcap;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
@@ -139,8 +138,8 @@ pub(super) trait WarpTile: Sized {
         smem_k: Shared<Self::Element>,
     ) -> Self::Scores;
 
-    /// Caps the scores, by a cap of scores before they are scaled.
-    fn cap(&self, scores: &mut Self::Scores, softcap: Softcap);
+    /// Bends the scores to `tanh(softcap * score)`.
+    fn cap(&self, scores: &mut Self::Scores, softcap: f32);
 
     /// Sets the scores to minus infinity that are not `visible(row, key)`; both count from the
     /// warp's first ones.

@@ -155,8 +155,8 @@ fn softcap(fields: &Fields, key: &str, default: Option<f64>) -> Result<Option<f6
     }
 }
 
-/// What multiplies the scores where no key says it, of a hidden size, query heads and their width: by
-/// the width, but of the largest Gemmas, which llama.cpp knows by their layers.
+/// What multiplies the scores where no key says it, of a hidden size, query heads and their width:
+/// by the width, but of the largest Gemmas, which llama.cpp knows by their layers.
 fn default_scale(
     family: Family,
     num_layers: usize,

@@ -72,8 +72,8 @@ impl Family {
         ("gemma3", Family::Gemma3),
     ];
 
-    /// Whether it is one of Gemma, which have an embedding that is multiplied by the root of its width,
-    /// norms around the branches and a gate of GELU.
+    /// Whether it is one of Gemma, which have an embedding that is multiplied by the root of its
+    /// width, norms around the branches and a gate of GELU.
     fn is_gemma(self) -> bool {
         matches!(self, Family::Gemma2 | Family::Gemma3)
     }

@@ -69,7 +69,7 @@ pub(super) fn rope(
         nested.map(|nested| reader(Some(nested)).rope()).transpose()
     };
     if family == Family::Gemma3 {
-        // Each has its own defaults, and parameters that are not nested are those of full attention.
+        // Each has its own defaults; parameters that are not nested are those of full attention.
         let [full, sliding] = [parameters_of(LAYER_TYPES[0])?, parameters_of(LAYER_TYPES[1])?];
         let local = Defaults { theta: GEMMA3_LOCAL_THETA, ..default };
         let local = Reader { theta: "rope_local_base_freq", default: local, ..reader(sliding) };

@@ -14,7 +14,8 @@ pub(super) struct Stacked {
 }
 
 impl Planner<'_> {
-    /// `parts`, called `names`; or, where that is one name, slices of that tensor, and all of it as one part.
+    /// `parts`, called `names`; or, where that is one name, slices of that tensor, and all of it as
+    /// one part.
     pub(super) fn stacked(
         &self,
         layer: usize,

@@ -37,7 +37,6 @@ use super::tile::{
 use super::work::{DecodeItem, ITEM_WORDS};
 use crate::attention::head_dims::HEAD_DIMS;
 use crate::qk_norm::Weights;
-use crate::softcap::Softcap;
 use crate::tile::last_block::is_last;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
@@ -92,8 +91,8 @@ pub(super) const fn blocks_per_sm<E: AttentionElement>(panels: usize) -> u32 {
 ///    `k` and `v` hold the tokens' rows, each slot is that of the sequence's last position, and the
 ///    previous launch writes nothing to the cache. Then `q_norm` and `k_norm` hold `head_dim`
 ///    elements, or are null; with them rows of 16-bit `k` are 16-byte aligned.
-/// 6. `sinks` holds a number for each query head, or is null. `softcap` is a cap of scores before
-///    they are scaled, or 0.
+/// 6. `sinks` holds a number for each query head, or is null. Where `softcap` is not 0, scores
+///    are `tanh(softcap * score)` before they are scaled.
 #[kernel(
     launch_bounds(NUM_THREADS, blocks_per_sm::<E>(PANELS)),
     overlaps,
@@ -325,7 +324,7 @@ unsafe fn attend<S: KvSource>(
             tiles_left -= 1;
             let mut scores = tile.scores(problem.head_dim, smem.q, block_rows, ring.wait());
             if problem.softcap > 0.0 {
-                tile.cap(&mut scores, Softcap::new(problem.softcap));
+                tile.cap(&mut scores, problem.softcap);
             }
             if tile_key < visible_to_all.start || visible_to_all.end < tile_key + block_n {
                 let (item, rows) = load_item();

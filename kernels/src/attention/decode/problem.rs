@@ -74,7 +74,7 @@ pub struct Problem<E> {
     pub out_stride: u32,
     /// A score of each query head that has no value; or null.
     pub sinks: Global<f32>,
-    /// Caps the scores before they are scaled; 0 where there is no cap.
+    /// Scores are `tanh(softcap * score)` before they are scaled; 0 where they are not bent.
     pub softcap: f32,
 }
 

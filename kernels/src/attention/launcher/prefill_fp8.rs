@@ -73,7 +73,7 @@ impl AttentionFp8 {
     /// The launch of prefill, as [`Attention::prefill`].
     ///
     /// # Errors
-    /// As there; also for a GPU other than Hopper, a `head_dim` that is no multiple of 16, and a cap.
+    /// As there; also for a GPU other than Hopper, a `head_dim` that is no multiple of 16 and a cap.
     pub fn prefill(
         &self,
         gpu: Gpu,

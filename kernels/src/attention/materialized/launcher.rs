@@ -103,11 +103,11 @@ impl MaterializedAttention {
                 num_kv_heads: params.num_kv_heads,
                 head_dim: params.head_dim,
                 key_lanes: params.key_lanes,
-                softmax_scale: self.softmax_scale,
+                softmax_scale: self.softcap.unwrap_or(self.softmax_scale),
                 causal: params.causal,
                 window: params.window,
                 aligned: aligned.into(),
-                softcap: self.softcap.unwrap_or(0.0),
+                softcap: self.softcap.map_or(0.0, |cap| self.softmax_scale / cap),
             }
             .launch(instance, geometry)
         }))

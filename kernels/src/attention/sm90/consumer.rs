@@ -10,7 +10,7 @@ use super::rows::Rows;
 use super::stages::Stages;
 use super::tiles::{PrefillTile, WARPGROUP_ROWS};
 use crate::attention::work::{Part, PrefillItem};
-use crate::softcap::Softcap;
+use crate::softcap::rough_tanh;
 use crate::tile::element::Operand16;
 use crate::tile::smem::SmemTile;
 use crate::tile::softmax::{OnlineSoftmax, RowSum};
@@ -35,7 +35,7 @@ pub(super) struct Consumer<E, const SCORE_REGS: usize> {
     pub scale: f32,
     /// A score of each query head that has no value; or null.
     pub sinks: Global<f32>,
-    /// Caps the scores before they are scaled; 0 where there is no cap.
+    /// Scores are `tanh(softcap * score)` before they are scaled; 0 where they are not bent.
     pub softcap: f32,
     /// The scores' registers.
     pub scores: Accumulator<SCORE_REGS>,
@@ -159,8 +159,8 @@ impl<E: Operand16, const SCORE_REGS: usize> Consumer<E, SCORE_REGS> {
     #[inline(always)]
     fn cap(&mut self) {
         if self.softcap > 0.0 {
-            let softcap = Softcap::new(self.softcap);
-            self.scores.for_each(|_, score| *score = softcap.apply(*score));
+            let softcap = self.softcap;
+            self.scores.for_each(|_, score| *score = rough_tanh(*score * softcap));
         }
     }
 

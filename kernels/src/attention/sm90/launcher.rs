@@ -74,7 +74,7 @@ pub struct Params {
     pub head_dim: u32,
     /// Multiplies the scores before the softmax: above 0.
     pub softmax_scale: f32,
-    /// Caps the scores before they are scaled; 0 where there is no cap.
+    /// Scores are `tanh(softcap * score)` before they are scaled; 0 where they are not bent.
     pub softcap: f32,
     /// Sliding window, in positions.
     pub window: u32,

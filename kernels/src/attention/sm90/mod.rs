@@ -74,7 +74,7 @@ pub const NUM_COUNTERS: usize = 2;
 /// 4. `counters` are two zeros, and one for each slot and warp of the consumers; they are so again
 ///    afterwards. `partials` holds the results of so many warps, 16-byte aligned.
 /// 5. `out` overlaps nothing that is read. `sinks` holds a number for each query head, or is null.
-///    `softcap` is a cap of scores before they are scaled, or 0.
+///    Where `softcap` is not 0, scores are `tanh(softcap * score)` before they are scaled.
 #[kernel(
     launch_bounds(T::NUM_THREADS, 1),
     target(sm_90a),

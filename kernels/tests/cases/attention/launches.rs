@@ -172,6 +172,7 @@ fn attention_in_8_bits_rejects_what_no_kernel_takes() {
     for (wrong, field) in [
         (Attention { num_kv_heads: 3, ..right }, "num_kv_heads"),
         (Attention { window: Some(0), ..right }, "window"),
+        (Attention { softcap: Some(50.0), ..right }, "softcap"),
         (Attention { max_pages_per_seq: 127, ..right }, "max_pages_per_seq"),
     ] {
         assert_eq!(refused(prefill(Gpu::HOPPER, wrong, operands)).0, field);

@@ -11,7 +11,7 @@ use super::super::super::tile::{PANEL_COLUMNS, WarpTile, tile_offset};
 use super::format::KvQuants;
 use super::{KEYS, TILE_ROWS, panel_bytes, row_bytes, scales_of_pairs, scales_of_rows, vec_of};
 use crate::kv_cache::PAGE_SIZE;
-use crate::softcap::Softcap;
+use crate::softcap::rough_tanh;
 use core::marker::PhantomData;
 use cuda_std::matrix::{load_x2, load_x2_trans, load_x4, load_x4_trans, transpose};
 use cuda_std::mma::Accumulator;
@@ -281,10 +281,10 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> Warp
     }
 
     #[inline(always)]
-    fn cap(&self, scores: &mut Self::Scores, softcap: Softcap) {
-        let softcap = softcap.in_units_of((1u32 << Self::EXPONENT) as f32);
+    fn cap(&self, scores: &mut Self::Scores, softcap: f32) {
+        let unit = const { (1u32 << Self::EXPONENT) as f32 };
         for score in scores.as_flattened_mut() {
-            *score = softcap.apply(*score);
+            *score = rough_tanh(*score * (softcap * unit)) / unit;
         }
     }
 
