@@ -32,7 +32,7 @@ class Server:
 
     def __init__(self, *options):
         command = [os.environ["HALFWARP"], "serve", "--device", "cpu", "--port", "0", "-c", "2048"]
-        command += ["--log-level", "off", *options]
+        command += ["-m", "smollm2-135m-instruct", "--log-level", "off", *options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         atexit.register(self.stop)
         line = next(line for line in self.process.stderr if line.startswith("listening on "))

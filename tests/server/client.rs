@@ -183,6 +183,9 @@ impl Serving {
     pub fn start_in(args: &[&str], environment: &[(&str, &str)]) -> Serving {
         let mut command = halfwarp(&["serve", "--device", "cpu", "--port", "0"]);
         command.envs(environment.iter().copied());
+        if !args.iter().any(|arg| *arg == "-m" || arg.starts_with("--models-")) {
+            command.args(["-m", "smollm2-135m-instruct"]);
+        }
         let mut child = command.args(args).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut before = String::new();

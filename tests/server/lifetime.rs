@@ -4,7 +4,7 @@ use crate::client::{Client, Serving, without_end};
 use crate::support::{self, LLAMA};
 use halfwarp::engine::{Engine, EngineError, EngineOptions};
 use halfwarp::exec::Device;
-use halfwarp::server::{Server, ServerOptions};
+use halfwarp::server::{ModelSettings, Server, ServerOptions};
 use halfwarp::{Model, ServiceOptions};
 use serde_json::json;
 use std::sync::{Arc, mpsc};
@@ -82,7 +82,9 @@ fn requests_are_refused_until_the_model_is_loaded() {
     let model = Arc::new(Model::open(LLAMA).unwrap());
     let options =
         ServerOptions { service: ServiceOptions { max_waiting: 1 }, ..ServerOptions::default() };
-    let server = Server::bind("127.0.0.1", 0, Arc::clone(&model), options).unwrap();
+    let server =
+        Server::bind("127.0.0.1", 0, Arc::clone(&model), ModelSettings::default(), options)
+            .unwrap();
     let base = format!("http://{}", server.local_addr().unwrap());
     let client = Client { base, key: None };
     let (load, may_load) = mpsc::channel::<()>();

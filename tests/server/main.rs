@@ -11,6 +11,7 @@ mod hub_server;
 mod lifetime;
 mod messages;
 mod metrics;
+mod models;
 mod native;
 mod ollama;
 mod page;

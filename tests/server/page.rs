@@ -13,6 +13,7 @@ pub fn the_page_is_there(client: &Client) {
         "copy.js",
         "figures.js",
         "markdown.js",
+        "picker.js",
         "settings.js",
         "store.js",
     ];

@@ -41,6 +41,15 @@ struct Answer {
     linked_bytes: Option<String>,
 }
 
+/// How connections are encrypted: servers are vouched for by those whom the system trusts.
+pub fn tls_config() -> TlsConfig {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    TlsConfig::builder()
+        .unversioned_rustls_crypto_provider(provider)
+        .root_certs(RootCerts::PlatformVerifier)
+        .build()
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Method {
     Head,
@@ -67,16 +76,11 @@ impl Client {
     pub fn new(settings: &Settings) -> Result<Client, HubError> {
         let endpoint = settings.endpoint.clone();
         let origin = url::origin(&endpoint).ok_or(HubError::Endpoint(endpoint.clone()))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let tls = TlsConfig::builder()
-            .unversioned_rustls_crypto_provider(provider)
-            .root_certs(RootCerts::PlatformVerifier)
-            .build();
         // Redirects are followed here: the token goes to the hub alone, and its headers are read on the way.
         let config = Agent::config_builder()
             .user_agent(concat!("halfwarp/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
-            .tls_config(tls)
+            .tls_config(tls_config())
             .max_redirects(0)
             .max_redirects_will_error(false)
             .http_status_as_error(false)

@@ -36,7 +36,7 @@ pub use cache::HubCache;
 pub use cached::CachedModel;
 pub use error::HubError;
 pub use file_name::FileName;
-pub use http::Client;
+pub use http::{Client, tls_config};
 pub use name::{ModelRef, RepoId};
 pub use pull::{Event, Pulled, Retry, pull};
 pub use remove::CachedRepo;

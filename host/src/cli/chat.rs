@@ -2,6 +2,7 @@
 
 mod conversation;
 mod input;
+mod remote;
 
 use super::{
     failure::Failure,
@@ -25,7 +26,8 @@ In the chat:
 Examples:
   halfwarp chat
   halfwarp chat -m model.gguf --system \"Answer in one sentence.\"
-  halfwarp chat --temp 0 -c 0";
+  halfwarp chat --temp 0 -c 0
+  halfwarp chat --url http://127.0.0.1:8080 -m qwen3:8b";
 
 /// Arguments of `halfwarp chat`.
 #[derive(clap::Args)]
@@ -34,6 +36,8 @@ pub struct ChatArgs {
     /// The system prompt
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Prompt")]
     system: Option<String>,
+    #[command(flatten)]
+    remote: remote::RemoteArgs,
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
@@ -44,9 +48,25 @@ pub struct ChatArgs {
 
 /// Reads a message, answers it, and so on until the input ends.
 pub fn run(args: &ChatArgs) -> Result<(), Failure> {
+    if let Some(url) = &args.remote.url {
+        let mut chat = remote::Remote::open(args, url)?;
+        return talk(&mut chat);
+    }
     let mut chat = Chat::open(args)?;
-    let device = chat.engine.describe_device();
-    terminal::note(format_args!("{device}\n/help lists the commands, Ctrl-D ends the chat"));
+    terminal::note(chat.engine.describe_device());
+    talk(&mut chat)
+}
+
+/// What answers a conversation.
+trait Partner {
+    fn conversation(&mut self) -> &mut Conversation;
+
+    /// Streams the answer to the last question, and adds it to the conversation. What was said before Ctrl-C counts.
+    fn answer(&mut self) -> Result<(), Failure>;
+}
+
+fn talk(partner: &mut impl Partner) -> Result<(), Failure> {
+    terminal::note("/help lists the commands, Ctrl-D ends the chat");
     let mut reader = Reader::new()?;
     let mut was_cleared = false;
     loop {
@@ -57,7 +77,7 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
             Typed::Cleared if was_cleared => return Err(Failure::Interrupted),
             Typed::Cleared => terminal::note("Ctrl-C again ends the chat, and so does Ctrl-D"),
             Typed::Mistake(mistake) => terminal::note(mistake),
-            Typed::Input(input) => match chat.take(input) {
+            Typed::Input(input) => match take(partner, input) {
                 Ok(()) => {}
                 // A message that is wrong costs this turn alone.
                 Err(failure @ Failure::Input(_)) => {
@@ -68,6 +88,29 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
         }
         was_cleared = is_cleared;
     }
+}
+
+/// Answers a message, or does what a command says.
+fn take(partner: &mut impl Partner, input: Input) -> Result<(), Failure> {
+    let conversation = partner.conversation();
+    match input {
+        Input::Message(message) => {
+            conversation.ask(&message);
+            partner.answer()?;
+        }
+        Input::Regenerate if conversation.regenerate() => partner.answer()?,
+        Input::Regenerate => terminal::note("there is no question to answer again"),
+        Input::System(system) => conversation.set_system(system.as_deref()),
+        Input::Clear => conversation.clear(),
+        Input::Help => terminal::note(HELP),
+        Input::Exit => {}
+    }
+    Ok(())
+}
+
+/// Says that there is no answer to a question.
+fn note_stopped() {
+    terminal::note("stopped before the answer began: /regenerate asks again");
 }
 
 /// A model and what was said with it.
@@ -91,27 +134,8 @@ impl<'a> Chat<'a> {
         Ok(Chat { args, model, engine, conversation })
     }
 
-    /// Answers a message, or does what a command says.
-    fn take(&mut self, input: Input) -> Result<(), Failure> {
-        match input {
-            Input::Message(message) => {
-                self.conversation.ask(&message);
-                self.answer()?;
-            }
-            Input::Regenerate if self.conversation.regenerate() => {
-                self.answer()?;
-            }
-            Input::Regenerate => terminal::note("there is no question to answer again"),
-            Input::System(system) => self.conversation.set_system(system.as_deref()),
-            Input::Clear => self.conversation.clear(),
-            Input::Help => terminal::note(HELP),
-            Input::Exit => {}
-        }
-        Ok(())
-    }
-
-    /// Streams the answer to the last question, and adds it to the conversation. What was said before Ctrl-C counts.
-    fn answer(&mut self) -> Result<session::Timings, Failure> {
+    /// As [`Partner::answer`]; returns how long it took.
+    fn timed_answer(&mut self) -> Result<session::Timings, Failure> {
         let prompt = self.fitting_prompt()?;
         let request = self.args.sampling.request(&self.model, prompt);
         let format = self.args.template.thinking_format(&self.model);
@@ -125,7 +149,7 @@ impl<'a> Chat<'a> {
         let text = generation.text.unwrap_or_default();
         match generation.end {
             End::Interrupted if text.is_empty() && generation.reasoning.is_empty() => {
-                terminal::note("stopped before the answer began: /regenerate asks again");
+                note_stopped();
                 return Ok(generation.timings);
             }
             End::ContextFull => terminal::note(format_args!(
@@ -161,6 +185,16 @@ impl<'a> Chat<'a> {
     }
 }
 
+impl Partner for Chat<'_> {
+    fn conversation(&mut self) -> &mut Conversation {
+        &mut self.conversation
+    }
+
+    fn answer(&mut self) -> Result<(), Failure> {
+        self.timed_answer().map(|_| ())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,7 +214,7 @@ mod tests {
         let mut chat = Chat::open(&args).unwrap();
         questions.map(|question| {
             chat.conversation.ask(question);
-            chat.answer().unwrap()
+            chat.timed_answer().unwrap()
         })
     }
 

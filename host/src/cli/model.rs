@@ -199,6 +199,26 @@ impl EngineArgs {
         self.engine(model, self.context)
     }
 
+    /// Whether a model is named, and not the default meant.
+    #[cfg(feature = "server")]
+    pub fn names_model(&self) -> bool {
+        self.model.model.is_some() || self.model.hf.is_some()
+    }
+
+    /// The model as it is named, where one is.
+    pub fn given_name(&self) -> Option<String> {
+        self.model.model.as_ref().map(|name| name.to_string_lossy().into_owned())
+    }
+
+    /// Starts the threads of the CPU, as [`start_threads`].
+    ///
+    /// # Errors
+    /// As [`start_threads`].
+    #[cfg(feature = "server")]
+    pub fn start_threads(&self) -> Result<(), Failure> {
+        start_threads(self.threads)
+    }
+
     /// The name of the model's directory, or of its file without the extension.
     ///
     /// # Errors
@@ -272,16 +292,21 @@ impl EngineArgs {
     /// As [`EngineArgs::engine_for`].
     #[cfg(feature = "server")]
     pub fn serving_engine(&self, model: &Arc<Model>, sizes: Serving) -> Result<Engine, Failure> {
+        load(model, self.serving_options(sizes))
+    }
+
+    /// How an engine is set up that serves many sequences at once.
+    #[cfg(feature = "server")]
+    pub fn serving_options(&self, sizes: Serving) -> EngineOptions {
         let default = if self.device.runs_kernels() { 64 } else { 8 };
         let Serving { max_seqs, max_tokens, long_prefill_token_threshold, cache_positions } = sizes;
-        let options = EngineOptions {
+        EngineOptions {
             max_seqs: max_seqs.unwrap_or(default),
             max_tokens,
             long_prefill_token_threshold,
             cache_positions,
             ..self.options(self.context)
-        };
-        load(model, options)
+        }
     }
 
     /// Loads `model` for sequences of `context` positions.

@@ -3,6 +3,7 @@
 use clap::builder::NonEmptyStringValueParser;
 use halfwarp::{GenerationConfig, Model, Request, Sampling};
 use rand::RngExt;
+use serde_json::{Map, Value};
 use std::str::FromStr;
 
 /// The values that a model may come with. Where none is given, its generation_config.json or GGUF metadata says it.
@@ -85,6 +86,29 @@ impl SamplingArgs {
         };
         let max_new_tokens = self.n.and_then(|limit| limit.0);
         Request { max_new_tokens, sampling, ..model.request(prompt) }
+    }
+
+    /// The fields of a request to a server, of the flags that are given.
+    pub fn fields(&self) -> Map<String, Value> {
+        let values = self.values.values();
+        let logit_bias =
+            self.logit_bias.iter().map(|it| (it.token.to_string(), it.bias.max(-100.0).into()));
+        let logit_bias: Map<String, Value> = logit_bias.collect();
+        let fields = [
+            ("temperature", values.temperature.map(Value::from)),
+            ("top_k", values.top_k.map(Value::from)),
+            ("top_p", values.top_p.map(Value::from)),
+            ("min_p", values.min_p.map(Value::from)),
+            ("repetition_penalty", values.repetition_penalty.map(Value::from)),
+            ("presence_penalty", self.presence_penalty.map(Value::from)),
+            ("frequency_penalty", self.frequency_penalty.map(Value::from)),
+            ("logit_bias", Some(Value::from(logit_bias)).filter(|_| !self.logit_bias.is_empty())),
+            ("seed", self.seed.map(Value::from)),
+            ("max_tokens", self.limit().map(Value::from)),
+            ("stop", Some(Value::from(self.stop.clone())).filter(|_| !self.stop.is_empty())),
+        ];
+        let given = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        given.collect()
     }
 
     /// Tokens of an answer at most, where there is a limit.

@@ -1,5 +1,9 @@
 //! `halfwarp serve`.
 
+mod listing;
+mod models;
+mod preset;
+
 use super::model::{EngineArgs, Serving};
 use super::{
     choices,
@@ -12,17 +16,16 @@ use super::{
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::TypedValueParser;
 use halfwarp::server::{
-    SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_host, is_origin, is_path_prefix,
+    ModelSettings, SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_host, is_origin,
+    is_path_prefix,
 };
-use halfwarp::text::answer::Reasoning;
 use halfwarp::{EngineOptions, Message, ModelOverrides, Sampling, ServiceOptions};
-use serde_json::Map;
 use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 use tracing_subscriber::filter::LevelFilter;
 
 const EXAMPLES: &str = "\
 Examples:
-  halfwarp serve
+  halfwarp serve                  all models in the caches, each loaded when it is asked for
   halfwarp serve -m model.gguf --host 0.0.0.0 --port 8000 --api-key SECRET
   curl http://127.0.0.1:8080/v1/chat/completions -H \"Content-Type: application/json\" \\
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}]}'
@@ -41,6 +44,8 @@ pub struct ServeArgs {
     values: ValuesArgs,
     #[command(flatten)]
     server: ServerArgs,
+    #[command(flatten)]
+    models: models::ModelsArgs,
 }
 
 /// The arguments of the server itself.
@@ -137,31 +142,49 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         .init();
     let tls = args.server.tls()?;
     let api_keys = args.server.api_keys()?;
-    let scheme = if tls.is_some() { "https" } else { "http" };
-    let generation = args.values.values();
-    let default = generation.sampling(Sampling::default());
-    default.check(usize::MAX).map_err(|error| Failure::Input(error.to_string()))?;
-    let overrides = ModelOverrides { generation, ..args.template.overrides()? };
-    let model = args.engine.open_model_with(&overrides)?;
+    let options = ServerOptions { tls, api_keys, ..args.server.options() };
+    if !args.engine.names_model() {
+        return models::run(args, options);
+    }
+    let scheme = scheme(&options);
+    let model = args.engine.open_model_with(&args.overrides()?)?;
     if args.template.is_given() {
         // One that is malformed is told now, and not with each request.
         args.template.render(&model, &[Message::new("user", "Hello")])?;
     }
-    let options = ServerOptions {
-        tls,
-        api_keys,
-        chat_template_kwargs: args.template.variables(),
-        parse_special_in_content: args.template.parse_special_in_content(),
-        reasoning: args.template.reasoning(),
-        ..args.server.options(args.engine.model_name()?)
-    };
-    let server = Server::bind(host, *port, Arc::clone(&model), options)
+    let name = args.server.served_model_name.clone();
+    let settings = args.settings(name.map_or_else(|| args.engine.model_name(), Ok)?);
+    let server = Server::bind(host, *port, Arc::clone(&model), settings, options)
         .map_err(|error| cannot_listen(host, *port, &error))?;
     let address = server.local_addr().map_err(|error| cannot_listen(host, *port, &error))?;
     terminal::note(format_args!("listening on {scheme}://{address}"));
     let (engine, sizes) = (args.engine.clone(), args.server.sizes());
     let open = move || engine.serving_engine(&model, sizes);
     interrupt::polled(|| server.run(open, told_to_stop()))
+}
+
+fn scheme(options: &ServerOptions) -> &'static str {
+    if options.tls.is_some() { "https" } else { "http" }
+}
+
+impl ServeArgs {
+    /// What takes the place of what comes with a model.
+    fn overrides(&self) -> Result<ModelOverrides, Failure> {
+        let generation = self.values.values();
+        let default = generation.sampling(Sampling::default());
+        default.check(usize::MAX).map_err(|error| Failure::Input(error.to_string()))?;
+        Ok(ModelOverrides { generation, ..self.template.overrides()? })
+    }
+
+    /// How a model answers that clients call `name`.
+    fn settings(&self, name: String) -> ModelSettings {
+        ModelSettings {
+            name,
+            chat_template_kwargs: self.template.variables(),
+            parse_special_in_content: self.template.parse_special_in_content(),
+            reasoning: self.template.reasoning(),
+        }
+    }
 }
 
 impl ServerArgs {
@@ -202,10 +225,9 @@ impl ServerArgs {
         }
     }
 
-    fn options(&self, model_name: String) -> ServerOptions {
+    fn options(&self) -> ServerOptions {
         let timeout = Duration::from_secs(self.timeout);
         ServerOptions {
-            model_name: self.served_model_name.clone().unwrap_or(model_name),
             api_keys: Vec::new(),
             path_prefix: self.api_prefix.clone().unwrap_or_default(),
             cors_origins: self.cors_origin.clone(),
@@ -215,9 +237,6 @@ impl ServerArgs {
             max_choices: self.max_choices,
             service: ServiceOptions { max_waiting: self.max_queue },
             scheduling_policy: self.scheduling_policy,
-            chat_template_kwargs: Map::new(),
-            parse_special_in_content: false,
-            reasoning: Reasoning::Auto,
             read_timeout: timeout,
             write_timeout: timeout,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),

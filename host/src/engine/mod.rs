@@ -47,7 +47,7 @@ pub use service::{
 };
 
 use crate::Model;
-use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
+use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::ModelError;
 use crate::plan::{
     Bounds, MemoryBudget, MemoryUse, Numerics, Plan, PlanOutput, Precision, Rank, StepInputs,
@@ -60,7 +60,7 @@ use constraint::Constrained;
 use precision::Attempts;
 use scheduler::{Entry, Limits, Scheduler, Turns};
 use sequence::{Brought, Sequence};
-use sizing::{Size, Sizing};
+use sizing::Size;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -117,62 +117,45 @@ impl Engine {
         options: EngineOptions,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        let mut attempts = Attempts::new(&model, &options);
-        loop {
-            match Self::open(&model, &options, &attempts, &report) {
-                Ok(engine) => {
-                    attempts.note_context(engine.context());
-                    return Ok(Engine { notes: attempts.notes, ..engine });
-                }
-                Err(error) => attempts.next(&model, error)?,
-            }
-        }
+        let open = |attempts: &Attempts, max_tokens| {
+            Self::open(&model, &options, attempts, max_tokens, &report)
+        };
+        let (engine, mut attempts) = sizing::attempt(&model, &options, open)?;
+        attempts.note_context(engine.context());
+        Ok(Engine { notes: attempts.notes, ..engine })
     }
 
-    /// In steps as large as the options say; if they leave that open, in smaller ones where the memory is too short.
+    /// The memory that [`Engine::new`] will take, if there are `room_bytes` for it; `None`: nobody knows. Nothing is loaded.
+    ///
+    /// # Errors
+    /// As [`Engine::new`], but for what is found when weights are read.
+    pub fn measure(
+        model: &Model,
+        options: &EngineOptions,
+        room_bytes: Option<usize>,
+    ) -> Result<MemoryBudget, EngineError> {
+        let memory = match room_bytes {
+            Some(room) => options.device.free_memory()?.map(|memory| memory.with_room(room)),
+            None => None,
+        };
+        // The room is what is left of a share already.
+        let options = EngineOptions { gpu_memory_utilization: 1.0, ..options.clone() };
+        let measure = |attempts: &Attempts, max_tokens| {
+            sizing::size(model, &options, attempts, max_tokens, || Ok(memory.clone()))
+        };
+        let ((_, size), _) = sizing::attempt(model, &options, measure)?;
+        Ok(size.budget)
+    }
+
     fn open(
         model: &Arc<Model>,
         options: &EngineOptions,
         attempts: &Attempts,
-        report: impl Fn(usize, usize) + Sync,
-    ) -> Result<Self, EngineError> {
-        let num_weights = model.weight_bytes(&Precision::F32.into())? / size_of::<f32>();
-        let mut max_tokens = options.max_tokens_for(num_weights);
-        if attempts.is_short {
-            max_tokens = options.smallest_step(max_tokens);
-        }
-        loop {
-            match Self::open_with(model, options, attempts, max_tokens, &report) {
-                Err(error) if error.is_out_of_memory() => match options.smaller_step(max_tokens) {
-                    Some(smaller) => max_tokens = smaller,
-                    None => return Err(error),
-                },
-                result => return result,
-            }
-        }
-    }
-
-    fn open_with(
-        model: &Arc<Model>,
-        options: &EngineOptions,
-        &Attempts { precision, least_context, .. }: &Attempts,
         max_tokens: usize,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        options.check_utilization()?;
-        options.gemm.check_device(options.device).map_err(ExecError::from)?;
-        options.collectives.check_device(options.device)?;
-        options.device.check_target(options.target)?;
-        let numerics = options.numerics(precision);
-        numerics.check().map_err(ModelError::from)?;
-        options.gemm.compute_type(precision.operand()).map_err(ExecError::from)?;
-        options
-            .gemm
-            .check_accumulate(options.accumulate, options.device)
-            .map_err(ExecError::from)?;
-        let memory = options.device.free_memory()?;
-        let sizing = Sizing { model, options, numerics, max_tokens, memory };
-        let Size { buckets, num_pages, budget } = sizing.size(least_context)?;
+        let (numerics, Size { buckets, num_pages, budget }) =
+            sizing::size(model, options, attempts, max_tokens, || options.device.free_memory())?;
         let world = options.tensor_parallel_size.get();
         let plans =
             self::plans(model, world, PlanOutput::Logits, &numerics, buckets.largest(), num_pages)?;

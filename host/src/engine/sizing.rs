@@ -1,10 +1,13 @@
 //! How long the context is and how large the cache, by the options and the memory that there is.
 
+use super::precision::Attempts;
 use super::{Buckets, EngineError, EngineOptions};
 use crate::Model;
-use crate::exec::{self, MemoryInfo};
+use crate::exec::{self, ExecError, MemoryInfo};
 use crate::model::ModelError;
-use crate::plan::{Bounds, BudgetError, Fits, MemoryBudget, Numerics, PAGE_SIZE, Plan, Rank};
+use crate::plan::{
+    Bounds, BudgetError, Fits, MemoryBudget, Numerics, PAGE_SIZE, Plan, Precision, Rank,
+};
 
 /// Sizes an engine: what it is made for, with the context and the cache still open.
 pub struct Sizing<'a> {
@@ -177,6 +180,57 @@ impl Sizing<'_> {
     fn max_seqs(&self) -> usize {
         self.options.max_seqs.max(1)
     }
+}
+
+/// Tries `make` with what the engine computes in and the tokens of a step: as the options say, or where they leave that open
+/// with what there is memory for.
+pub fn attempt<T>(
+    model: &Model,
+    options: &EngineOptions,
+    make: impl Fn(&Attempts, usize) -> Result<T, EngineError>,
+) -> Result<(T, Attempts), EngineError> {
+    let num_weights = model.weight_bytes(&Precision::F32.into())? / size_of::<f32>();
+    let mut attempts = Attempts::new(model, options);
+    loop {
+        let mut max_tokens = options.max_tokens_for(num_weights);
+        if attempts.is_short {
+            max_tokens = options.smallest_step(max_tokens);
+        }
+        let result = loop {
+            match make(&attempts, max_tokens) {
+                Err(error) if error.is_out_of_memory() => match options.smaller_step(max_tokens) {
+                    Some(smaller) => max_tokens = smaller,
+                    None => break Err(error),
+                },
+                result => break result,
+            }
+        };
+        match result {
+            Ok(made) => return Ok((made, attempts)),
+            Err(error) => attempts.next(model, error)?,
+        }
+    }
+}
+
+/// How an engine computes, and how large it is.
+pub fn size(
+    model: &Model,
+    options: &EngineOptions,
+    &Attempts { precision, least_context, .. }: &Attempts,
+    max_tokens: usize,
+    memory: impl FnOnce() -> Result<Option<MemoryInfo>, ExecError>,
+) -> Result<(Numerics, Size), EngineError> {
+    options.check_utilization()?;
+    options.gemm.check_device(options.device).map_err(ExecError::from)?;
+    options.collectives.check_device(options.device)?;
+    options.device.check_target(options.target)?;
+    let numerics = options.numerics(precision);
+    numerics.check().map_err(ModelError::from)?;
+    options.gemm.compute_type(precision.operand()).map_err(ExecError::from)?;
+    options.gemm.check_accumulate(options.accumulate, options.device).map_err(ExecError::from)?;
+    let memory = memory()?;
+    let sizing = Sizing { model, options, numerics, max_tokens, memory };
+    Ok((numerics, sizing.size(least_context)?))
 }
 
 #[cfg(test)]

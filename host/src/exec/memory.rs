@@ -22,6 +22,13 @@ pub struct MemoryInfo {
 }
 
 impl MemoryInfo {
+    /// The same device with room for so many bytes, all of which may be taken.
+    #[must_use]
+    pub fn with_room(self, room_bytes: usize) -> Self {
+        let (total_bytes, free_bytes) = (room_bytes, room_bytes);
+        MemoryInfo { total_bytes, free_bytes, context_bytes: 0, ..self }
+    }
+
     /// What a model and its context may take, where a process may have `share` of the device.
     pub fn room_bytes(&self, share: f64) -> usize {
         let share_bytes = (self.total_bytes as f64 * share) as usize;

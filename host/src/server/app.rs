@@ -1,46 +1,26 @@
-//! What all connections share.
+//! A model that is served.
 
-use super::body::thread_of_large_bodies;
-use super::catalog::{self, Meaning, tagged};
+use super::catalog::{self, Meaning};
+use super::common::Common;
 use super::error::ApiError;
-use super::metrics::Metrics;
+use super::metrics::ModelMetrics;
 use super::scores::Judge;
-use super::store::Store;
-use super::{SchedulingPolicy, ServerOptions};
+use super::{ModelSettings, SchedulingPolicy};
 use crate::engine::EngineHandle;
 use crate::{GrammarCompiler, Model, Text};
-use axum::http::StatusCode;
 use rand::RngExt;
-use rayon::{ThreadPool, ThreadPoolBuildError};
-use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
+use std::sync::{Arc, OnceLock};
 
-/// Models that are pulled at once.
-const MAX_PULLS: usize = 4;
-
-/// What all connections share.
+/// A model that is served.
 pub(super) struct App {
-    pub options: ServerOptions,
+    pub common: Arc<Common>,
+    pub settings: ModelSettings,
     pub model: Arc<Model>,
     /// None while it is loading.
     pub engine: Arc<OnceLock<EngineHandle>>,
-    pub metrics: Arc<Metrics>,
-    /// Responses that requests go on from.
-    pub store: Arc<Store>,
-    /// Parses large bodies.
-    pub large_bodies: ThreadPool,
-    /// Seconds since 1970 when the server was started.
-    pub created: u64,
-    /// Whether clients may fetch and delete models.
-    pub manages: bool,
-    /// Permits of pulls.
-    pub pulls: Arc<Semaphore>,
-    /// Other names of the model.
-    copies: Mutex<BTreeSet<String>>,
-    is_draining: AtomicBool,
+    pub metrics: Arc<ModelMetrics>,
+    /// Whether requests come here because of the name that they give.
+    is_chosen: bool,
     /// Bytes of the tokenizer's longest token, known from the first prompt on.
     max_token_bytes: OnceLock<usize>,
     /// Made for the first answer that has a form.
@@ -49,26 +29,40 @@ pub(super) struct App {
     pub judge: OnceLock<Result<Option<Judge>, String>>,
 }
 
+impl AsRef<Common> for App {
+    fn as_ref(&self) -> &Common {
+        &self.common
+    }
+}
+
 impl App {
-    pub fn new(model: Arc<Model>, options: ServerOptions) -> Result<Self, ThreadPoolBuildError> {
-        let engine = Arc::new(OnceLock::new());
-        let metrics = Metrics::new(&options.model_name, Arc::clone(&engine));
-        Ok(App {
-            options,
+    /// The only model of a server.
+    pub fn new(common: &Arc<Common>, model: Arc<Model>, settings: ModelSettings) -> Self {
+        let engine = Arc::default();
+        let metrics = common.metrics.model(&settings.name, Arc::clone(&engine));
+        App {
+            common: Arc::clone(common),
+            settings,
             model,
             metrics: Arc::new(metrics),
-            store: Arc::default(),
             engine,
-            large_bodies: thread_of_large_bodies()?,
-            created: unix_time(),
-            manages: false,
-            pulls: Arc::new(Semaphore::new(MAX_PULLS)),
-            copies: Mutex::default(),
-            is_draining: AtomicBool::new(false),
+            is_chosen: false,
             max_token_bytes: OnceLock::new(),
             grammars: OnceLock::new(),
             judge: OnceLock::new(),
-        })
+        }
+    }
+
+    /// One of the models of a server, with its engine.
+    pub fn chosen(
+        common: &Arc<Common>,
+        model: Arc<Model>,
+        settings: ModelSettings,
+        engine: EngineHandle,
+    ) -> Self {
+        let app = App { is_chosen: true, ..Self::new(common, model, settings) };
+        drop(app.engine.set(engine));
+        app
     }
 
     /// The engine, loaded and not broken.
@@ -76,33 +70,23 @@ impl App {
         let engine = self.engine.get();
         let engine = engine.ok_or_else(|| ApiError::unavailable("the model is loading"))?;
         match engine.check_running() {
-            Err(error) if !self.is_draining() => Err(error.into()),
+            Err(error) if !self.common.is_draining() => Err(error.into()),
             _ => Ok(engine),
         }
     }
 
     /// The engine, where it takes requests.
     pub fn ready(&self) -> Result<&EngineHandle, ApiError> {
-        if self.is_draining() {
-            return Err(ApiError::unavailable("the server is shutting down"));
-        }
+        self.common.check_open()?;
         self.healthy()
-    }
-
-    fn is_draining(&self) -> bool {
-        self.is_draining.load(Ordering::SeqCst)
-    }
-
-    /// Refuses new requests from now on.
-    pub fn drain(&self) {
-        self.is_draining.store(true, Ordering::SeqCst);
     }
 
     /// Whether a request's model is the one that is here; a request without a model takes it.
     pub fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
-        match model {
-            Some(model) if model != self.options.model_name && !model.is_empty() => {
-                Err(ApiError::unknown_model(model, &self.options.model_name))
+        let own = &self.settings.name;
+        match model.filter(|_| !self.is_chosen) {
+            Some(model) if model != own && !model.is_empty() => {
+                Err(ApiError::unknown_model(model, own))
             }
             _ => Ok(()),
         }
@@ -112,8 +96,8 @@ impl App {
     pub fn check_ollama_model(&self, name: Option<&str>) -> Result<String, ApiError> {
         let name = name.filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| ApiError::param("model", "this field is required"))?;
-        let served = &self.options.model_name;
-        if self.copies.lock().unwrap_or_else(PoisonError::into_inner).contains(&tagged(name)) {
+        let served = &self.settings.name;
+        if self.is_chosen || self.common.copied(name).is_some() {
             return Ok(name.to_owned());
         }
         let why = match catalog::find(name, served, &self.model) {
@@ -130,41 +114,9 @@ impl App {
         Err(ApiError::unknown_name(why))
     }
 
-    /// Other names of the model, which end with the server.
-    pub fn copies(&self) -> Vec<String> {
-        self.copies.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
-    }
-
-    /// Adds another name; `false` if there are `max` already.
-    pub fn add_copy(&self, name: String, max: usize) -> bool {
-        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = tagged(&name);
-        if copies.len() >= max && !copies.contains(&name) {
-            return false;
-        }
-        copies.insert(name);
-        true
-    }
-
-    /// Forgets another name; `false` if it is none.
-    pub fn forget_copy(&self, name: &str) -> bool {
-        self.copies.lock().unwrap_or_else(PoisonError::into_inner).remove(&tagged(name))
-    }
-
-    /// Whether clients may fetch and delete models: where anyone can reach the server, nobody may.
-    pub fn check_manages(&self) -> Result<(), ApiError> {
-        match self.manages {
-            true => Ok(()),
-            false => {
-                let message = "models are pulled and deleted on this machine, or with one of the server's keys (--api-key)";
-                Err(ApiError::status(StatusCode::FORBIDDEN, message))
-            }
-        }
-    }
-
     /// Whether a request's priority can be heeded.
     pub fn check_priority(&self, priority: i32) -> Result<(), ApiError> {
-        if priority != 0 && self.options.scheduling_policy == SchedulingPolicy::Fcfs {
+        if priority != 0 && self.common.options.scheduling_policy == SchedulingPolicy::Fcfs {
             let what = "this server's scheduling policy is `fcfs`, it has to be `priority`";
             return Err(ApiError::param("priority", what));
         }
@@ -224,10 +176,6 @@ impl App {
             ApiError::invalid("this model has no tokenizer: give token ids to /v1/completions")
         })
     }
-}
-
-pub(super) fn unix_time() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 /// A name that no other has, after `prefix`.

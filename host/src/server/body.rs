@@ -1,6 +1,6 @@
 //! The body of a request: of bounded length and time, and large ones parsed one after the other.
 
-use super::app::App;
+use super::common::Common;
 use super::error::ApiError;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
@@ -21,8 +21,12 @@ pub(super) struct RequestBody(Bytes);
 
 impl RequestBody {
     /// Reads the body of `request`.
-    pub async fn read(app: &App, request: Request<Body>) -> Result<Self, ApiError> {
-        let max = app.options.max_body_bytes;
+    pub async fn read<A: AsRef<Common>>(
+        app: &Arc<A>,
+        request: Request<Body>,
+    ) -> Result<Self, ApiError> {
+        let options = &(**app).as_ref().options;
+        let max = options.max_body_bytes;
         let too_large = || {
             let message = format!("the body has more than {max} bytes");
             ApiError::status(StatusCode::PAYLOAD_TOO_LARGE, message)
@@ -33,7 +37,7 @@ impl RequestBody {
         if length.is_some_and(|length| length > max as u64) {
             return Err(too_large());
         }
-        match timeout(app.options.read_timeout, to_bytes(request.into_body(), max)).await {
+        match timeout(options.read_timeout, to_bytes(request.into_body(), max)).await {
             Ok(Ok(bytes)) => Ok(RequestBody(bytes)),
             Ok(Err(error)) if is_length_limit(&error) => Err(too_large()),
             Ok(Err(_)) => Err(ApiError::invalid("the body ends too early")),
@@ -41,11 +45,16 @@ impl RequestBody {
         }
     }
 
+    /// Its bytes.
+    pub fn bytes(&self) -> &Bytes {
+        &self.0
+    }
+
     /// What `parse` makes of it, beside the connections: it takes a processor's time. A large body waits for its turn.
-    pub async fn parse<T: Send + 'static>(
+    pub async fn parse<A: AsRef<Common> + Send + Sync + 'static, T: Send + 'static>(
         self,
-        app: &Arc<App>,
-        parse: impl FnOnce(&App, &[u8]) -> Result<T, ApiError> + Send + 'static,
+        app: &Arc<A>,
+        parse: impl FnOnce(&A, &[u8]) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let RequestBody(bytes) = self;
         let is_large = bytes.len() >= LARGE_BYTES;
@@ -60,7 +69,7 @@ impl RequestBody {
             }
         };
         if is_large {
-            app.large_bodies.spawn_fifo(parse);
+            (**app).as_ref().large_bodies.spawn_fifo(parse);
         } else {
             spawn_blocking(parse);
         }
@@ -98,7 +107,8 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 mod tests {
     use super::*;
     use crate::Model;
-    use crate::server::ServerOptions;
+    use crate::server::app::App;
+    use crate::server::{ModelSettings, ServerOptions};
     use std::sync::mpsc;
     use std::time::Duration;
     use tokio::runtime;
@@ -106,8 +116,9 @@ mod tests {
     #[test]
     fn a_large_body_waits_for_another() {
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
-        let app = App::new(Arc::new(Model::open(golden).unwrap()), ServerOptions::default());
-        let app = Arc::new(app.unwrap());
+        let common = Arc::new(Common::new(ServerOptions::default(), false).unwrap());
+        let model = Arc::new(Model::open(golden).unwrap());
+        let app = Arc::new(App::new(&common, model, ModelSettings::default()));
         let body = |len: usize| RequestBody(vec![b' '; len].into());
         let len = async |len: usize| body(len).parse(&app, |_, body| Ok(body.len())).await;
         let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();

@@ -50,10 +50,14 @@ pub(super) fn hub_name(name: &str) -> Option<ModelRef> {
     name.strip_suffix(LATEST).unwrap_or(name).parse().ok()
 }
 
+/// A name without its tag of the latest, in lower case.
+pub(super) fn plain(name: &str) -> String {
+    name.strip_suffix(LATEST).unwrap_or(name).to_lowercase()
+}
+
 /// What `name` means where `model` is served as `served`: its name, a name of the hub's with what is wanted of it, or one
 /// of Ollama's library, such as `qwen3:8b`, which says how names begin.
 pub(super) fn find(name: &str, served: &str, model: &Model) -> Meaning {
-    let plain = |name: &str| name.strip_suffix(LATEST).unwrap_or(name).to_lowercase();
     if plain(name) == plain(served) {
         return Meaning::Served;
     }
@@ -93,7 +97,7 @@ pub(super) fn find(name: &str, served: &str, model: &Model) -> Meaning {
 }
 
 /// Letters and digits alone: names write versions and sizes with other marks between them.
-fn squashed(name: &str) -> String {
+pub(super) fn squashed(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase()
 }
 

@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use super::lines::{LineLimits, Lines};
-use super::metrics::Metrics;
+use super::metrics::ModelMetrics;
 use super::tools::AnswerRules;
 use crate::Model;
 use crate::engine::{FinishReason, Logprobs, RequestEvent, RequestStream};
@@ -87,7 +87,7 @@ pub(super) struct Choice {
     pub index: usize,
     pub stream: RequestStream,
     pub model: Arc<Model>,
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<ModelMetrics>,
     pub stop: Vec<String>,
     /// How it is taken apart; text alone if not.
     pub rules: Option<Arc<AnswerRules>>,
@@ -330,6 +330,7 @@ fn seconds(since: Instant) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::fields::Fields;
+    use super::super::metrics::Metrics;
     use super::super::tools::Tools;
     use super::*;
     use crate::GrammarCompiler;
@@ -349,7 +350,8 @@ mod tests {
         let service = EngineService::start(ServiceOptions::default(), open).unwrap();
         let request = Request { prompt: vec![1], max_new_tokens: Some(500), ..Default::default() };
         let stream = service.handle().submit(request).unwrap();
-        let metrics = Arc::new(Metrics::new("tiny", Arc::new(OnceLock::new())));
+        let all = Metrics::default();
+        let metrics = Arc::new(all.model("tiny", Arc::new(OnceLock::new())));
         let choice = Choice {
             index: 0,
             stream,
@@ -367,7 +369,7 @@ mod tests {
         let (sender, mut parts) = mpsc::channel(2);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(choice.run(sender));
-        let metrics = metrics.encode().unwrap();
+        let metrics = all.encode().unwrap();
         let aborted = metrics.lines().find(|line| line.contains("\"abort\""));
         assert!(aborted.is_some_and(|line| line.ends_with(" 1")), "{metrics}");
         // Only what there was room for.
@@ -407,7 +409,7 @@ mod tests {
             index: 0,
             stream: service.handle().submit(request).unwrap(),
             model,
-            metrics: Arc::new(Metrics::new("tiny", Arc::new(OnceLock::new()))),
+            metrics: Arc::new(Metrics::default().model("tiny", Arc::new(OnceLock::new()))),
             stop: Vec::new(),
             rules: Some(rules),
             continues: false,

@@ -3,7 +3,7 @@
 use super::app::App;
 use super::error::{ApiError, json_response};
 use super::fields::Fields;
-use super::metrics::Metrics;
+use super::metrics::ModelMetrics;
 use super::request::{EmbeddingRequest, Encoding};
 use crate::engine::{Request, RequestEvent, RequestStream};
 use axum::http::StatusCode;
@@ -89,7 +89,7 @@ pub(super) async fn answer(
     let data = data.map(|(index, embedding)| Data { object: "embedding", index, embedding });
     let data = data.collect();
     let usage = Usage { prompt_tokens: num_tokens, total_tokens: num_tokens };
-    let body = Body { object: "list", data, model: &app.options.model_name, usage };
+    let body = Body { object: "list", data, model: &app.settings.name, usage };
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -158,7 +158,7 @@ pub(super) async fn one_each<T>(
 /// An input in the engine; counted when it is dropped.
 struct Open {
     stream: RequestStream,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ModelMetrics>,
     start: Instant,
     reason: &'static str,
 }

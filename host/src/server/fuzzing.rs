@@ -1,7 +1,7 @@
 //! What fuzzing reaches of the server: bodies of requests, and calls in answers, without an engine or a connection.
 
-use super::ServerOptions;
 use super::app::App;
+use super::common::Common;
 use super::embeddings;
 use super::request::{
     ChatRequest, CompletionRequest, InfillRequest, MessagesRequest, NativeRequest, OllamaEmbed,
@@ -9,6 +9,7 @@ use super::request::{
 };
 use super::scores;
 use super::tokens;
+use super::{ModelSettings, ServerOptions};
 use crate::Model;
 use crate::text::ChatTemplate;
 use crate::text::answer::{AnswerFormat, AnswerReader, Piece, ReaderOptions, Reasoning};
@@ -24,7 +25,8 @@ impl Parsers {
     /// # Panics
     /// If the system has no thread left.
     pub fn new(model: Arc<Model>) -> Self {
-        Parsers(App::new(model, ServerOptions::default()).expect("a thread"))
+        let common = Common::new(ServerOptions::default(), false).expect("a thread");
+        Parsers(App::new(&Arc::new(common), model, ModelSettings::default()))
     }
 
     /// Whether each path would take `body`.
@@ -37,7 +39,7 @@ impl Parsers {
             tools.optional(app.text()?, prompt.text(), &Reasoning::Auto);
             request.conversation.encode(app, &prompt)
         });
-        let response = ResponseRequest::parse(body, &app.model, &app.store)
+        let response = ResponseRequest::parse(body, &app.model, &app.common.store)
             .and_then(|request| request.conversation.prompt(app));
         let messages = MessagesRequest::parse(body, &app.model)
             .and_then(|request| request.conversation.prompt(app));

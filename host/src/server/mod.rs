@@ -12,6 +12,7 @@ mod auth;
 mod body;
 mod catalog;
 mod choice;
+mod common;
 mod cors;
 mod embeddings;
 mod error;
@@ -22,20 +23,24 @@ pub mod fuzzing;
 mod host;
 mod lines;
 mod metrics;
+mod models;
 mod page;
 mod prefix;
 mod request;
 mod routes;
 mod scores;
+mod site;
 mod socket;
 mod store;
 mod timed;
 mod tls;
 mod tokens;
 mod tools;
+mod wait;
 
 pub use cors::is_origin;
 pub use host::is_host;
+pub use models::{KeepAlive, ModelsOptions, Offer};
 pub use prefix::is_path_prefix;
 pub use tls::{Tls, TlsError};
 
@@ -44,12 +49,15 @@ use crate::engine::{Engine, EngineError, EngineHandle, EngineService, ServiceOpt
 use crate::text::answer::Reasoning;
 use app::App;
 use axum::Router;
+use common::Common;
 use host::AllowedHosts;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use models::Many;
 use serde_json::{Map, Value};
+use site::{Models, Site};
 use socket::WriteTimeout;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -58,7 +66,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime;
 use tokio::sync::{Semaphore, oneshot};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
 /// Threads for connections; prompts are parsed and encoded on others, and the engine has its own.
@@ -84,11 +92,33 @@ pub enum SchedulingPolicy {
     Priority,
 }
 
+/// How a model answers.
+#[derive(Clone, Debug)]
+pub struct ModelSettings {
+    /// What clients call it.
+    pub name: String,
+    /// Variables of the chat template for every chat; those of a request take their place.
+    pub chat_template_kwargs: Map<String, Value>,
+    /// Takes control tokens that messages spell out for the tokens themselves.
+    pub parse_special_in_content: bool,
+    /// How the reasoning of answers is set apart, where a request does not say.
+    pub reasoning: Reasoning,
+}
+
+impl Default for ModelSettings {
+    fn default() -> Self {
+        ModelSettings {
+            name: "halfwarp".to_owned(),
+            chat_template_kwargs: Map::new(),
+            parse_special_in_content: false,
+            reasoning: Reasoning::Auto,
+        }
+    }
+}
+
 /// How a server is set up.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// What clients call the model.
-    pub model_name: String,
     /// Keys of which a client has to give one; none: anyone is served.
     pub api_keys: Vec<String>,
     /// Path before all paths of the server, see [`is_path_prefix`]; empty: none.
@@ -109,12 +139,6 @@ pub struct ServerOptions {
     pub service: ServiceOptions,
     /// In which order requests are served.
     pub scheduling_policy: SchedulingPolicy,
-    /// Variables of the chat template for every chat; those of a request take their place.
-    pub chat_template_kwargs: Map<String, Value>,
-    /// Takes control tokens that messages spell out for the tokens themselves.
-    pub parse_special_in_content: bool,
-    /// How the reasoning of answers is set apart, where a request does not say.
-    pub reasoning: Reasoning,
     /// How long the body of a request may take.
     pub read_timeout: Duration,
     /// How long a client may leave an answer unread before its request is cancelled and the connection closed.
@@ -126,7 +150,6 @@ pub struct ServerOptions {
 impl Default for ServerOptions {
     fn default() -> Self {
         ServerOptions {
-            model_name: "halfwarp".to_owned(),
             api_keys: Vec::new(),
             path_prefix: String::new(),
             cors_origins: Vec::new(),
@@ -136,9 +159,6 @@ impl Default for ServerOptions {
             max_choices: 128,
             service: ServiceOptions::default(),
             scheduling_policy: SchedulingPolicy::default(),
-            chat_template_kwargs: Map::new(),
-            parse_special_in_content: false,
-            reasoning: Reasoning::Auto,
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(20),
@@ -150,11 +170,11 @@ impl Default for ServerOptions {
 pub struct Server {
     listener: TcpListener,
     hosts: Option<AllowedHosts>,
-    app: Arc<App>,
+    site: Arc<Site>,
 }
 
 impl Server {
-    /// Listens at `port` of the first address of `host` where it is free; 0 for any port that is.
+    /// Listens at `port` of the first address of `host` where it is free; 0 for any port that is. It serves one model.
     ///
     /// # Errors
     /// What the system says.
@@ -162,16 +182,41 @@ impl Server {
         host: &str,
         port: u16,
         model: Arc<Model>,
+        settings: ModelSettings,
         options: ServerOptions,
+    ) -> io::Result<Self> {
+        Self::listen(host, port, options, |common| {
+            Models::One(Arc::new(App::new(common, model, settings)))
+        })
+    }
+
+    /// As [`Server::bind`], for models that requests choose from by name.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn bind_models(
+        host: &str,
+        port: u16,
+        models: ModelsOptions,
+        options: ServerOptions,
+    ) -> io::Result<Self> {
+        Self::listen(host, port, options, |common| Models::Many(Many::new(common, models)))
+    }
+
+    fn listen(
+        host: &str,
+        port: u16,
+        options: ServerOptions,
+        models: impl FnOnce(&Arc<Common>) -> Models,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind((host, port))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?.ip();
         let hosts = AllowedHosts::new(host, address, &options);
         let is_private = address.to_canonical().is_loopback() || !options.api_keys.is_empty();
-        let mut app = App::new(model, options).map_err(io::Error::other)?;
-        app.manages = is_private;
-        Ok(Server { listener, hosts, app: Arc::new(app) })
+        let common = Arc::new(Common::new(options, is_private).map_err(io::Error::other)?);
+        let models = models(&common);
+        Ok(Server { listener, hosts, site: Arc::new(Site { common, models }) })
     }
 
     /// Where it listens.
@@ -183,7 +228,7 @@ impl Server {
     }
 
     /// Opens the engine, and serves until `shutdown` is ready; then lets answers end. Until the engine is open, requests
-    /// are refused with 503.
+    /// are refused with 503. A server of many models opens each when it is asked for, and not this one.
     ///
     /// # Errors
     /// That of `open`; [`EngineError::Thread`]; [`EngineError::Stopped`] for an engine that failed for good.
@@ -192,60 +237,117 @@ impl Server {
         open: impl FnOnce() -> Result<Engine, E> + Send + 'static,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), E> {
+        self.block_on(async |site: Arc<Site>| match &site.models {
+            Models::One(app) => serve_one(app, open, shutdown).await,
+            Models::Many(many) => {
+                serve_many(&site.common, many, shutdown).await;
+                Ok(())
+            }
+        })
+    }
+
+    /// Serves many models until `shutdown` is ready; then lets answers end.
+    ///
+    /// # Errors
+    /// [`EngineError::Thread`].
+    pub fn run_models(self, shutdown: impl Future<Output = ()>) -> Result<(), EngineError> {
+        self.run(|| Err(EngineError::ShuttingDown), shutdown)
+    }
+
+    /// Serves connections while `models` are there.
+    fn block_on<E: From<EngineError>>(
+        self,
+        models: impl AsyncFnOnce(Arc<Site>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(NUM_THREADS)
             .max_blocking_threads(MAX_BLOCKING_THREADS)
             .enable_all()
             .build()
             .map_err(|error| E::from(EngineError::Thread(error)))?;
-        let result = runtime.block_on(self.serve(open, shutdown));
+        let Server { listener, hosts, site } = self;
+        let result = runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener)
+                .map_err(|error| E::from(EngineError::Thread(error)))?;
+            let (close, is_closing) = oneshot::channel();
+            let connections = tokio::spawn(accept(listener, hosts, Arc::clone(&site), is_closing));
+            let result = models(site).await;
+            drop(close);
+            let _ = timeout(CLOSE_TIMEOUT, connections).await;
+            result
+        });
         // An engine that is still loading is not waited for.
         runtime.shutdown_background();
         result
     }
+}
 
-    async fn serve<E: From<EngineError> + Send + 'static>(
-        self,
-        open: impl FnOnce() -> Result<Engine, E> + Send + 'static,
-        shutdown: impl Future<Output = ()>,
-    ) -> Result<(), E> {
-        let Server { listener, hosts, app } = self;
-        let listener = tokio::net::TcpListener::from_std(listener)
-            .map_err(|error| E::from(EngineError::Thread(error)))?;
-        let (close, is_closing) = oneshot::channel();
-        let connections = tokio::spawn(accept(listener, hosts, Arc::clone(&app), is_closing));
-        let options = app.options.service;
-        let loading = spawn_blocking(move || EngineService::start(options, open));
-        let mut shutdown = std::pin::pin!(shutdown);
-        let service = tokio::select! {
-            loaded = loading => loaded.unwrap_or_else(|panic| {
-                std::panic::resume_unwind(panic.into_panic())
-            })?,
-            () = &mut shutdown => return Ok(()),
-        };
-        let engine = service.handle().clone();
-        let context = engine.context();
-        drop(app.engine.set(engine.clone()));
-        tracing::info!("ready: {} with a context of {context} tokens", app.options.model_name);
+/// Serves one model until `shutdown` is ready or its engine has failed for good.
+async fn serve_one<E: From<EngineError> + Send + 'static>(
+    app: &Arc<App>,
+    open: impl FnOnce() -> Result<Engine, E> + Send + 'static,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), E> {
+    let options = app.common.options.service;
+    let loading = spawn_blocking(move || EngineService::start(options, open));
+    let mut shutdown = std::pin::pin!(shutdown);
+    let service = tokio::select! {
+        loaded = loading => loaded.unwrap_or_else(|panic| {
+            std::panic::resume_unwind(panic.into_panic())
+        })?,
+        () = &mut shutdown => return Ok(()),
+    };
+    let engine = service.handle().clone();
+    let context = engine.context();
+    drop(app.engine.set(engine.clone()));
+    tracing::info!("ready: {} with a context of {context} tokens", app.settings.name);
 
-        let stopped = tokio::select! {
-            () = shutdown => None,
-            error = has_stopped(&engine) => Some(error),
-        };
-        match &stopped {
-            None => tracing::info!("shutting down: requests that run may end"),
-            Some(error) => tracing::error!("{error}"),
+    let stopped = tokio::select! {
+        () = shutdown => None,
+        error = has_stopped(&engine) => Some(error),
+    };
+    match &stopped {
+        None => tracing::info!("shutting down: requests that run may end"),
+        Some(error) => tracing::error!("{error}"),
+    }
+    app.common.drain();
+    let draining = spawn_blocking(move || service.shutdown());
+    end_in_time(&app.common, draining, || engine.stop()).await;
+    stopped.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// Serves many models until `shutdown` is ready.
+async fn serve_many(common: &Common, many: &Many, shutdown: impl Future<Output = ()>) {
+    tracing::info!("ready: models are loaded when they are asked for");
+    many.preload();
+    let look_after = async {
+        loop {
+            sleep(CHECK_INTERVAL).await;
+            many.tick();
         }
-        app.drain();
-        let mut draining = spawn_blocking(move || service.shutdown());
-        if timeout(app.options.shutdown_timeout, &mut draining).await.is_err() {
-            engine.stop();
-            // Within a step.
-            let _ = draining.await;
-        }
-        drop(close);
-        let _ = timeout(CLOSE_TIMEOUT, connections).await;
-        stopped.map_or(Ok(()), |error| Err(error.into()))
+    };
+    tokio::select! {
+        () = shutdown => {}
+        () = look_after => {}
+    }
+    tracing::info!("shutting down: requests that run may end");
+    common.drain();
+    let served = many.close();
+    let ending = served.clone();
+    let draining = spawn_blocking(move || ending.iter().for_each(|served| served.end()));
+    let engines = served.iter().filter_map(|served| served.app.engine.get());
+    let engines: Vec<EngineHandle> = engines.cloned().collect();
+    // At once, and not one after the other.
+    engines.iter().for_each(EngineHandle::drain);
+    end_in_time(common, draining, || engines.iter().for_each(EngineHandle::stop)).await;
+}
+
+/// Waits for requests that run, which are stopped if they take too long.
+async fn end_in_time(common: &Common, mut draining: JoinHandle<()>, stop: impl FnOnce()) {
+    if timeout(common.options.shutdown_timeout, &mut draining).await.is_err() {
+        stop();
+        // Within a step.
+        let _ = draining.await;
     }
 }
 
@@ -263,12 +365,12 @@ async fn has_stopped(engine: &EngineHandle) -> EngineError {
 async fn accept(
     listener: tokio::net::TcpListener,
     hosts: Option<AllowedHosts>,
-    app: Arc<App>,
+    site: Arc<Site>,
     mut is_closing: oneshot::Receiver<()>,
 ) {
-    let tls = app.options.tls.as_ref().map(Tls::acceptor);
-    let write_timeout = app.options.write_timeout;
-    let router = routes::router(app, hosts);
+    let tls = site.common.options.tls.as_ref().map(Tls::acceptor);
+    let write_timeout = site.common.options.write_timeout;
+    let router = routes::router(site, hosts);
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
     loop {
@@ -344,7 +446,9 @@ mod tests {
         let engine = unlucky_engine(fault).unwrap();
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
         let model = Arc::new(Model::open(golden).unwrap());
-        let server = Server::bind("127.0.0.1", 0, model, ServerOptions::default()).unwrap();
+        let server =
+            Server::bind("127.0.0.1", 0, model, ModelSettings::default(), ServerOptions::default())
+                .unwrap();
         let address = server.local_addr().unwrap();
         let (stop, is_stopped) = oneshot::channel::<()>();
         std::thread::scope(|scope| {

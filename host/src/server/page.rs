@@ -16,7 +16,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Path, media type and text of each file.
-const FILES: [(&str, &str, &str); 9] = [
+const FILES: [(&str, &str, &str); 10] = [
     ("/", HTML, include_str!("page/index.html")),
     ("/style.css", CSS, include_str!("page/style.css")),
     ("/app.js", JAVASCRIPT, include_str!("page/app.js")),
@@ -24,6 +24,7 @@ const FILES: [(&str, &str, &str); 9] = [
     ("/copy.js", JAVASCRIPT, include_str!("page/copy.js")),
     ("/figures.js", JAVASCRIPT, include_str!("page/figures.js")),
     ("/markdown.js", JAVASCRIPT, include_str!("page/markdown.js")),
+    ("/picker.js", JAVASCRIPT, include_str!("page/picker.js")),
     ("/settings.js", JAVASCRIPT, include_str!("page/settings.js")),
     ("/store.js", JAVASCRIPT, include_str!("page/store.js")),
 ];

@@ -27,7 +27,7 @@ pub(super) use completion::CompletionRequest;
 pub(super) use embedding::{EmbeddingRequest, Encoding};
 pub(super) use messages::MessagesRequest;
 pub(super) use native::{InfillRequest, NativeOptions, NativeRequest, encode, take_mixed};
-pub(super) use ollama::{Input, OllamaEmbed, OllamaRequest, take_name};
+pub(super) use ollama::{Input, OllamaEmbed, OllamaRequest, keep_alive_of, take_name};
 pub(super) use prompts::Prompt;
 pub(super) use rank::{RankOptions, RerankRequest, ScoreRequest};
 pub(super) use response::ResponseRequest;

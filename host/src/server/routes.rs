@@ -1,11 +1,11 @@
 //! The paths of the server, and what each answers.
 
 mod generate;
+mod models;
 mod native;
 mod ollama;
 mod ollama_models;
 
-use super::app::App;
 use super::auth;
 use super::body::RequestBody;
 use super::cors;
@@ -15,10 +15,10 @@ use super::host::AllowedHosts;
 use super::page;
 use super::prefix;
 use super::scores;
+use super::site::{Chosen, Models, Site, choose_model};
 use super::tokens;
 use axum::Router;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -27,6 +27,7 @@ use generate::{
     chat_completions, completions, count_tokens, delete_response, messages, responses,
     stored_response,
 };
+pub(super) use ollama::only_unloaded;
 use serde_json::json;
 use std::any::Any;
 use std::sync::Arc;
@@ -36,19 +37,18 @@ use tower_http::catch_panic::CatchPanicLayer;
 /// The media type of OpenMetrics' text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-type SharedApp = State<Arc<App>>;
+type SharedSite = State<Arc<Site>>;
 
 /// Where paths of Anthropic's API begin, and of Ollama's.
 const MESSAGES: &str = "/v1/messages";
 const OLLAMA: &str = "/api/";
 
 /// All paths. Every failure is OpenAI's error object, or that of the API whose path it is.
-pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
-    let with_key = Router::new()
+pub(super) fn router(site: Arc<Site>, hosts: Option<AllowedHosts>) -> Router {
+    let of_models = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/responses", post(responses))
-        .route("/v1/responses/{id}", get(stored_response).delete(delete_response))
         .route("/v1/messages", post(messages))
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/embeddings", post(embeddings))
@@ -57,15 +57,20 @@ pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
         .route("/v2/rerank", post(rerank_v2))
         .route("/v1/score", post(score))
         .route("/score", post(score))
-        .merge(llama_cpp())
-        .merge(ollama())
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*model}", get(model))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/tokenizer_info", get(tokenizer_info))
+        .merge(llama_cpp())
+        .merge(ollama())
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&site), choose_model));
+    let with_key = of_models
+        .route("/v1/responses/{id}", get(stored_response).delete(delete_response))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*model}", get(models::one))
         .route("/metrics", get(metrics))
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&app), check_key));
+        .merge(llama_cpp_server())
+        .merge(ollama_server())
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&site), check_key));
     let router = with_key
         .merge(page::routes())
         .route("/health", get(health))
@@ -76,7 +81,7 @@ pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CatchPanicLayer::custom(panicked));
     // Before the keys: a preflight request has none.
-    let router = match cors::layer(&app.options.cors_origins) {
+    let router = match cors::layer(&site.common.options.cors_origins) {
         Some(cors) => router.layer(cors),
         None => router,
     };
@@ -85,16 +90,16 @@ pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
         Some(hosts) => router.layer(middleware::from_fn_with_state(Arc::new(hosts), check_host)),
         None => router,
     };
-    let prefix = app.options.path_prefix.clone();
+    let prefix = site.common.options.path_prefix.clone();
     let router = router
         .layer(middleware::from_fn(failures_of_other_apis))
         .layer(middleware::from_fn(log))
-        .with_state(app);
+        .with_state(site);
     if prefix.is_empty() { router } else { prefix::before(prefix, router) }
 }
 
-/// The paths of llama.cpp's own API, and OpenAI's without `/v1`.
-fn llama_cpp() -> Router<Arc<App>> {
+/// The paths of llama.cpp's own API that a model answers, and OpenAI's without `/v1`.
+fn llama_cpp() -> Router<Arc<Site>> {
     Router::new()
         .route("/completion", post(native::completion))
         .route("/completions", post(native::completion))
@@ -102,23 +107,36 @@ fn llama_cpp() -> Router<Arc<App>> {
         .route("/embedding", post(native::embedding))
         .route("/embeddings", post(native::embedding))
         .route("/apply-template", post(native::apply_template))
-        .route("/props", get(native::props).post(native::no_props))
+        .route("/props", get(native::props))
         .route("/slots", get(native::slots))
-        .route("/lora-adapters", get(native::lora_adapters))
         .route("/chat/completions", post(chat_completions))
         .route("/responses", post(responses))
         .route("/reranking", post(rerank))
         .route("/v1/reranking", post(rerank))
-        .route("/models", get(models))
 }
 
-/// The paths of Ollama's API.
-fn ollama() -> Router<Arc<App>> {
+/// Those that the server answers.
+fn llama_cpp_server() -> Router<Arc<Site>> {
+    Router::new()
+        .route("/props", post(native::no_props))
+        .route("/lora-adapters", get(native::lora_adapters))
+        .route("/models", get(models::list))
+        .route("/models/load", post(models::load))
+        .route("/models/unload", post(models::unload))
+}
+
+/// The paths of Ollama's API that a model answers.
+fn ollama() -> Router<Arc<Site>> {
     Router::new()
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(ollama::embed_texts))
         .route("/api/embeddings", post(ollama::embed_text))
+}
+
+/// Those that the server answers.
+fn ollama_server() -> Router<Arc<Site>> {
+    Router::new()
         .route("/api/tags", get(ollama_models::tags))
         .route("/api/ps", get(ollama_models::ps))
         .route("/api/show", post(ollama_models::show))
@@ -142,8 +160,8 @@ async fn check_host(
     }
 }
 
-async fn check_key(State(app): SharedApp, request: Request, next: Next) -> Response {
-    if auth::is_allowed(&app.options.api_keys, request.headers()) {
+async fn check_key(State(site): SharedSite, request: Request, next: Next) -> Response {
+    if auth::is_allowed(&site.common.options.api_keys, request.headers()) {
         next.run(request).await
     } else {
         ApiError::unauthorized().into_response()
@@ -183,12 +201,18 @@ async fn method_not_allowed() -> ApiError {
     ApiError::status(StatusCode::METHOD_NOT_ALLOWED, "this path has no such method")
 }
 
-async fn health(State(app): SharedApp) -> Result<Response, ApiError> {
-    app.healthy().map(|_| ok())
+async fn health(State(site): SharedSite) -> Result<Response, ApiError> {
+    match &site.models {
+        Models::One(app) => app.healthy().map(|_| ok()),
+        Models::Many(_) => Ok(ok()),
+    }
 }
 
-async fn ready(State(app): SharedApp) -> Result<Response, ApiError> {
-    app.ready().map(|_| ok())
+async fn ready(State(site): SharedSite) -> Result<Response, ApiError> {
+    match &site.models {
+        Models::One(app) => app.ready().map(|_| ok()),
+        Models::Many(_) => site.common.check_open().map(|()| ok()),
+    }
 }
 
 fn ok() -> Response {
@@ -199,64 +223,34 @@ async fn version() -> Response {
     json_response(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-async fn metrics(State(app): SharedApp) -> Result<Response, ApiError> {
-    let body = app.metrics.encode().map_err(|error| ApiError::internal(error.to_string()))?;
+async fn metrics(State(site): SharedSite) -> Result<Response, ApiError> {
+    let body =
+        site.common.metrics.encode().map_err(|error| ApiError::internal(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], body).into_response())
 }
 
-async fn models(State(app): SharedApp) -> Result<Response, ApiError> {
-    let body = json!({ "object": "list", "data": [model_card(&app)?] });
-    Ok(json_response(StatusCode::OK, &body))
-}
-
-async fn model(
-    State(app): SharedApp,
-    model: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let Path(model) = model.map_err(|error| ApiError::invalid(error.body_text()))?;
-    app.check_model(Some(&model))?;
-    Ok(json_response(StatusCode::OK, &model_card(&app)?))
-}
-
-fn model_card(app: &App) -> Result<serde_json::Value, ApiError> {
-    Ok(json!({
-        "id": app.options.model_name,
-        "object": "model",
-        "created": app.created,
-        "owned_by": "halfwarp",
-        "max_model_len": app.healthy()?.context(),
-        // llama.cpp's.
-        "meta": {
-            "n_vocab": app.model.config().vocab_size,
-            "n_ctx": app.healthy()?.context(),
-            "n_ctx_train": app.model.config().max_position_embeddings,
-            "n_embd": app.model.config().hidden_size,
-        },
-    }))
-}
-
-async fn tokenize(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+async fn tokenize(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     let body = RequestBody::read(&app, request).await?;
     body.parse(&app, tokens::tokenize).await
 }
 
-async fn detokenize(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+async fn detokenize(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     let body = RequestBody::read(&app, request).await?;
     body.parse(&app, tokens::detokenize).await
 }
 
-async fn tokenizer_info(State(app): SharedApp) -> Result<Response, ApiError> {
+async fn tokenizer_info(Chosen(app): Chosen) -> Result<Response, ApiError> {
     tokens::tokenizer_info(&app)
 }
 
-async fn embeddings(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+async fn embeddings(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
     let (encoding, requests) = body.parse(&app, embeddings::parse).await?;
     embeddings::answer(&app, encoding, requests).await
 }
 
-async fn rerank(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+async fn rerank(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
     let ranked = body.parse(&app, scores::parse_rerank).await?;
@@ -264,14 +258,14 @@ async fn rerank(State(app): SharedApp, request: Request) -> Result<Response, Api
 }
 
 /// In the shape of Cohere's second version.
-async fn rerank_v2(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+async fn rerank_v2(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
     let ranked = body.parse(&app, scores::parse_rerank).await?;
     scores::rerank(&app, ranked, scores::Version::Two).await
 }
 
-async fn score(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+async fn score(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
     let pairs = body.parse(&app, scores::parse_score).await?;

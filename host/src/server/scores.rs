@@ -4,7 +4,8 @@
 
 mod judge;
 
-use super::app::{App, new_id, unix_time};
+use super::app::{App, new_id};
+use super::common::unix_time;
 use super::embeddings::{embed, one_each};
 use super::error::{ApiError, json_response};
 use super::request::{RankOptions, RerankRequest, ScoreRequest};
@@ -165,7 +166,7 @@ pub(super) async fn rerank(
     let results: Vec<Value> = ranked.into_iter().map(result).collect();
     let mut body = json!({
         "id": new_id("rerank-"),
-        "model": app.options.model_name,
+        "model": app.settings.name,
         "results": results,
         "usage": { "prompt_tokens": num_tokens, "total_tokens": num_tokens },
     });
@@ -190,7 +191,7 @@ pub(super) async fn score(app: &App, scoring: Scoring) -> Result<Response, ApiEr
         "id": new_id("score-"),
         "object": "list",
         "created": unix_time(),
-        "model": app.options.model_name,
+        "model": app.settings.name,
         "data": data.collect::<Vec<_>>(),
         "usage": { "prompt_tokens": num_tokens, "total_tokens": num_tokens },
     });

@@ -14,6 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// The model of a server where none is named.
+const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
 /// How long the model may load.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(100);
@@ -35,6 +37,9 @@ impl Server {
     pub fn start<A: AsRef<OsStr>>(args: &[A]) -> Result<Self> {
         let mut serve = process::halfwarp(&[])?;
         serve.args(["serve", "--device", "cpu", "--port", "0"]).args(args);
+        if !args.iter().any(|arg| arg.as_ref() == "-m") {
+            serve.args(["-m", DEFAULT_MODEL]);
+        }
         let child = serve.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
         let child = child.context("cannot start halfwarp")?;
         let mut server = Server { child, url: String::new(), log: Arc::default() };

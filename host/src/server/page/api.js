@@ -31,10 +31,10 @@ async function check(response) {
   throw new ApiError(message, response.status);
 }
 
-/** The model that is served, with its context where the server says it. */
-export async function model(key) {
+/** The models that are served, each with its state, and with its context where the server says it. */
+export async function models(key) {
   const response = await check(await fetch("v1/models", { headers: headers(key) }));
-  return (await response.json()).data[0];
+  return (await response.json()).data;
 }
 
 /** Streams an answer; `onDelta` gets each piece of its text, or of the reasoning before it. Returns the reason of its end, and the usage. */

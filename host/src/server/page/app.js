@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { copyButton } from "./copy.js";
 import * as figures from "./figures.js";
 import { render } from "./markdown.js";
+import * as picker from "./picker.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
 
@@ -15,8 +16,9 @@ let open = conversations[0] ?? fresh();
 let running = null;
 /** Tokens of the model's context, if the server says it. */
 let context = null;
-/** The timer of the next try to read the model. */
+/** The timer of the next try to read the models, and whether they were read. */
 let retry = null;
+let isRead = false;
 
 function fresh() {
   return { id: crypto.randomUUID?.() ?? String(Math.random()), name: "", messages: [] };
@@ -176,7 +178,7 @@ async function ask(length) {
   const conversation = open;
   conversation.messages.length = length;
   if (!conversation.name) conversation.name = conversation.messages[0].content.slice(0, 60);
-  const request = settings.request(conversation.messages);
+  const request = { ...settings.request(conversation.messages), ...picker.request() };
   const answer = { role: "assistant", content: "" };
   conversation.messages.push(answer);
   save();
@@ -185,6 +187,7 @@ async function ask(length) {
   const control = new AbortController();
   running = control;
   setRunning(true);
+  $("status").textContent = picker.waiting();
   const time = { start: performance.now(), first: 0, pieces: 0 };
   let frame = 0;
   const show = () => {
@@ -214,6 +217,8 @@ async function ask(length) {
   cancelAnimationFrame(frame);
   if (!hasBegun(answer)) conversation.messages = conversation.messages.filter((message) => message !== answer);
   storeAll();
+  // The model was loaded for it, and another one may have made room.
+  readModels();
   // Another answer, or another conversation, is shown by now.
   if (conversation !== open || (running ?? control) !== control) return;
   running = null;
@@ -300,18 +305,27 @@ function setTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
 }
 
-async function readModel() {
+async function readModels() {
   clearTimeout(retry);
   try {
-    const { id, max_model_len } = await api.model(store.key());
-    context = max_model_len ?? null;
-    $("model").textContent = context ? `${id}, context of ${context} tokens` : id;
-    problem();
+    picker.show(await api.models(store.key()));
+    showModel();
+    if (!isRead) problem();
+    isRead = true;
   } catch (error) {
+    isRead = false;
     problem(api.sentence(error));
     // The model is loading, or the server is being started.
-    if (!error.status || error.status === 503) retry = setTimeout(readModel, 1000);
+    if (!error.status || error.status === 503) retry = setTimeout(readModels, 1000);
   }
+}
+
+/** Names the model that answers, and its context if that is known. */
+function showModel() {
+  const model = picker.chosen();
+  context = model?.max_model_len ?? null;
+  const about = context ? `context of ${context} tokens` : "";
+  $("model").textContent = model ? [$("picker").hidden ? model.id : "", about].filter(Boolean).join(", ") : "No model is there yet.";
 }
 
 $("composer").addEventListener("submit", (event) => {
@@ -338,7 +352,8 @@ $("close-sidebar").addEventListener("click", closeSidebar);
 // Beside the open list.
 document.querySelector("main").addEventListener("click", () => showSidebar(false), true);
 $("open-settings").addEventListener("click", settings.edit);
-settings.listen(readModel);
+settings.listen(readModels);
+picker.listen(showModel);
 $("theme").addEventListener("click", () => {
   const current = document.documentElement.dataset.theme;
   const isDark = current ? current === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -372,4 +387,4 @@ addEventListener("pagehide", () => {
 setTheme(store.read("theme", null));
 drawList();
 draw();
-readModel();
+readModels();

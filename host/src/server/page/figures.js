@@ -5,6 +5,8 @@ import * as api from "./api.js";
 const sum = (samples, name) =>
   Object.entries(samples).filter(([key]) => key === name || key.startsWith(`${name}{`)).reduce((total, [, value]) => total + value, 0);
 
+const most = (samples, name) => Math.max(0, ...Object.entries(samples).filter(([key]) => key.startsWith(name)).map(([, value]) => value));
+
 /** Tokens per second between two readings of a counter. */
 const rate = (name) => (now, before, seconds) =>
   before && seconds > 0 ? Math.max(0, (sum(now, name) - sum(before, name)) / seconds).toFixed(0) : "–";
@@ -19,7 +21,7 @@ const FIGURES = [
   ["Requests waiting", (now) => sum(now, "halfwarp:num_requests_waiting")],
   ["Generated tokens/s", rate("halfwarp:generation_tokens_total")],
   ["Prompt tokens/s", rate("halfwarp:prompt_tokens_total")],
-  ["KV cache used", (now) => `${(100 * sum(now, "halfwarp:kv_cache_usage_perc")).toFixed(1)} %`],
+  ["KV cache used", (now) => `${(100 * most(now, "halfwarp:kv_cache_usage_perc")).toFixed(1)} %`],
   ["Prompts found in the cache", (now) => {
     const queries = sum(now, "halfwarp:prefix_cache_queries_total");
     return queries ? `${((100 * sum(now, "halfwarp:prefix_cache_hits_total")) / queries).toFixed(0)} %` : "–";

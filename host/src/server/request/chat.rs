@@ -123,14 +123,14 @@ impl Conversation {
             ApiError::invalid("this model has no chat template: use /v1/completions")
         })?;
         // The request's variables come last: they take the place of the server's.
-        let mut variables = app.options.chat_template_kwargs.clone();
+        let mut variables = app.settings.chat_template_kwargs.clone();
         variables.extend(self.variables.clone());
         let options = RenderOptions {
             documents: self.documents.as_deref(),
             add_generation_prompt: self.add_generation_prompt,
             continue_final_message: self.continue_final_message,
             variables: Some(&variables),
-            parse_special_in_content: app.options.parse_special_in_content,
+            parse_special_in_content: app.settings.parse_special_in_content,
             ..RenderOptions::default()
         };
         self.tools.render(template, &self.messages, options, make)

@@ -7,10 +7,12 @@ use crate::Model;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, is_empty};
 use crate::server::form::Form;
+use crate::server::models::KeepAlive;
 use crate::text::Gap;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Inputs of a request for embeddings at most.
 const MAX_INPUTS: usize = 2048;
@@ -157,7 +159,7 @@ impl Common {
             form: take_format(fields)?,
             stream: fields.take("stream")?.unwrap_or(true),
             logprobs: with_logprobs.then_some(num_top),
-            unloads: take_keep_alive(fields)? == Some(0.0),
+            unloads: take_keep_alive(fields)? == Some(KeepAlive::For(Duration::ZERO)),
         })
     }
 
@@ -232,37 +234,19 @@ pub(in crate::server) fn take_name(fields: &mut Fields) -> Result<Option<String>
     Ok(name.filter(|name| !name.is_empty()).or(older))
 }
 
-/// Seconds: a number, or a text such as `5m`, `1h30m` and `-1`.
-fn take_keep_alive(fields: &mut Fields) -> Result<Option<f64>, ApiError> {
-    let wrong = || ApiError::param("keep_alive", "it has to be seconds, or a text such as 5m");
-    match fields.take::<Value>("keep_alive")? {
-        None => Ok(None),
-        Some(Value::Number(seconds)) => Ok(seconds.as_f64()),
-        Some(Value::String(text)) => seconds(&text).ok_or_else(wrong).map(Some),
-        Some(_) => Err(wrong()),
-    }
+fn take_keep_alive(fields: &mut Fields) -> Result<Option<KeepAlive>, ApiError> {
+    fields.take::<Value>("keep_alive")?.map(keep_alive_of).transpose()
 }
 
-/// The seconds of a duration as Go writes it.
-fn seconds(text: &str) -> Option<f64> {
-    let (sign, mut rest) = match text.strip_prefix('-') {
-        Some(rest) => (-1.0, rest),
-        None => (1.0, text),
+/// Seconds: a number, or a text such as `5m`, `1h30m` and `-1`.
+pub(in crate::server) fn keep_alive_of(value: Value) -> Result<KeepAlive, ApiError> {
+    let keep_alive = match &value {
+        Value::Number(seconds) => seconds.as_f64().map(KeepAlive::from_seconds),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
     };
-    if let Ok(seconds) = rest.parse::<u32>() {
-        return Some(sign * f64::from(seconds));
-    }
-    let mut sum = 0.0;
-    while !rest.is_empty() {
-        let digits = rest.find(|char: char| !char.is_ascii_digit() && char != '.')?;
-        let (number, unit) = rest.split_at(digits);
-        let units =
-            [("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
-        let (name, factor) = units.into_iter().find(|(name, _)| unit.starts_with(name))?;
-        sum += number.parse::<f64>().ok()? * factor;
-        rest = &unit[name.len()..];
-    }
-    Some(sign * sum).filter(|_| !text.is_empty())
+    let what = "it has to be seconds, or a text such as 5m";
+    keep_alive.ok_or_else(|| ApiError::param("keep_alive", what))
 }
 
 fn take_format(fields: &mut Fields) -> Result<Option<Form>, ApiError> {
@@ -308,29 +292,4 @@ fn openais_message(message: Value, path: &str) -> Result<Value, ApiError> {
         message.entry("content").or_insert_with(|| "".into());
     }
     Ok(message.into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_gos() {
-        for (text, wanted) in [
-            ("5m", Some(300.0)),
-            ("1h30m", Some(5400.0)),
-            ("1.5s", Some(1.5)),
-            ("300ms", Some(0.3)),
-            ("-1", Some(-1.0)),
-            ("-1m", Some(-60.0)),
-            ("0", Some(0.0)),
-            ("10", Some(10.0)),
-            ("", None),
-            ("5 m", None),
-            ("m", None),
-            ("1x", None),
-        ] {
-            assert_eq!(seconds(text), wanted, "{text}");
-        }
-    }
 }

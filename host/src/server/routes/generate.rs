@@ -1,18 +1,20 @@
 //! The paths that answer prompts.
 
-use super::SharedApp;
+use super::SharedSite;
 use super::native::fill_in;
 use crate::engine::Constraint;
 use crate::server::answer::{
     Asked, Completion, Destination, Endpoint, MessageObject, Prompted, ResponseObject, respond,
 };
-use crate::server::app::{App, new_id, unix_time};
+use crate::server::app::{App, new_id};
 use crate::server::body::RequestBody;
 use crate::server::choice::{Choice, MAX_PARTS, Part};
+use crate::server::common::unix_time;
 use crate::server::error::{ApiError, json_response};
 use crate::server::request::{
     ChatRequest, CompletionRequest, Conversation, MessagesRequest, Params, Prompt, ResponseRequest,
 };
+use crate::server::site::Chosen;
 use crate::server::timed::Timed;
 use crate::server::tools::AnswerRules;
 use crate::text::Gap;
@@ -26,7 +28,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 pub(super) async fn chat_completions(
-    State(app): SharedApp,
+    Chosen(app): Chosen,
     request: Request,
 ) -> Result<Response, ApiError> {
     app.ready()?;
@@ -40,7 +42,7 @@ pub(super) async fn chat_completions(
 }
 
 pub(super) async fn completions(
-    State(app): SharedApp,
+    Chosen(app): Chosen,
     request: Request,
 ) -> Result<Response, ApiError> {
     app.ready()?;
@@ -55,20 +57,18 @@ pub(super) async fn completions(
     complete(&app, Endpoint::Completions, params, None, prompts).await
 }
 
-pub(super) async fn responses(
-    State(app): SharedApp,
-    request: Request,
-) -> Result<Response, ApiError> {
+pub(super) async fn responses(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
     let parse = |app: &App, body: &[u8]| {
-        let request = ResponseRequest::parse(body, &app.model, &app.store)?;
+        let request = ResponseRequest::parse(body, &app.model, &app.common.store)?;
         let prompted = prompted(app, request.params, &request.conversation)?;
         Ok((prompted, request.settings, request.stored_input))
     };
     let ((params, rules, prompts), settings, input) = body.parse(&app, parse).await?;
     let parts = submit(&app, &params, rules, false, &prompts)?;
-    let destination = input.map(|input| Destination { store: Arc::clone(&app.store), input });
+    let destination =
+        input.map(|input| Destination { store: Arc::clone(&app.common.store), input });
     let asked = asked(&app, "resp_", &params, prompts);
     let writer = ResponseObject::new(asked, Arc::clone(&app.model), settings, destination);
     Ok(respond(writer, params.stream, parts).await)
@@ -76,25 +76,22 @@ pub(super) async fn responses(
 
 /// A response that is stored.
 pub(super) async fn stored_response(
-    State(app): SharedApp,
+    State(site): SharedSite,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    Ok(json_response(StatusCode::OK, &app.store.get(&id)?))
+    Ok(json_response(StatusCode::OK, &site.common.store.get(&id)?))
 }
 
 pub(super) async fn delete_response(
-    State(app): SharedApp,
+    State(site): SharedSite,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    app.store.delete(&id)?;
+    site.common.store.delete(&id)?;
     let body = json!({ "id": id, "object": "response", "deleted": true });
     Ok(json_response(StatusCode::OK, &body))
 }
 
-pub(super) async fn messages(
-    State(app): SharedApp,
-    request: Request,
-) -> Result<Response, ApiError> {
+pub(super) async fn messages(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
     let parse = |app: &App, body: &[u8]| {
@@ -109,7 +106,7 @@ pub(super) async fn messages(
 
 /// How many tokens the prompt of `/v1/messages` has.
 pub(super) async fn count_tokens(
-    State(app): SharedApp,
+    Chosen(app): Chosen,
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = RequestBody::read(&app, request).await?;
@@ -135,7 +132,7 @@ pub(super) fn prompted(
     let prompt = conversation.prompt(app)?;
     app.note_neutralised(prompt.num_neutralised());
     let (text, tools) = (app.text()?, &conversation.tools);
-    let reasoning = params.reasoning.as_ref().unwrap_or(&app.options.reasoning);
+    let reasoning = params.reasoning.as_ref().unwrap_or(&app.settings.reasoning);
     let rules = tools.rules(text, prompt.text(), reasoning);
     if let Some(form) = tools.form(text, prompt.text(), reasoning) {
         params.form = Some(form);
@@ -179,7 +176,7 @@ pub(super) fn check_params(
     num_prompts: usize,
 ) -> Result<(), ApiError> {
     app.check_model(params.model.as_deref())?;
-    let (asked, max) = (params.n.saturating_mul(num_prompts), app.options.max_choices);
+    let (asked, max) = (params.n.saturating_mul(num_prompts), app.common.options.max_choices);
     if asked > max {
         let what = format!("{asked} answers in all, this server gives at most {max} a request");
         return Err(ApiError::param("n", what));
@@ -256,7 +253,7 @@ pub(super) fn asked(app: &App, prefix: &str, params: &Params, prompts: Vec<Promp
     Asked {
         id: new_id(prefix),
         created: unix_time(),
-        model: app.options.model_name.clone(),
+        model: app.settings.name.clone(),
         n: params.n,
         prompts,
     }
@@ -289,7 +286,7 @@ pub(super) fn submit(
             grammar: params.grammar.clone(),
             lines: params.lines,
             scored_prompt: scored(index / params.n),
-            write_timeout: app.options.write_timeout,
+            write_timeout: app.common.options.write_timeout,
         };
         tokio::spawn(choice.run(sender.clone()));
     }

@@ -1,6 +1,5 @@
 //! The paths of llama.cpp's own API.
 
-use super::SharedApp;
 use super::generate::{asked, check_params, submit};
 use crate::server::answer::{NativeAnswer, NativeFields, Prompted, respond};
 use crate::server::app::App;
@@ -10,8 +9,9 @@ use crate::server::error::{ApiError, json_response};
 use crate::server::request::{
     ChatRequest, InfillRequest, NativeOptions, NativeRequest, Params, default_settings,
 };
+use crate::server::site::Chosen;
 use crate::text::{ChatTemplate, Gap};
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
@@ -24,7 +24,7 @@ const FILLED_IN: usize = 256;
 const FILLED_IN_SHARE: usize = 4;
 
 pub(super) async fn completion(
-    State(app): SharedApp,
+    Chosen(app): Chosen,
     request: Request,
 ) -> Result<Response, ApiError> {
     app.ready()?;
@@ -39,7 +39,7 @@ pub(super) async fn completion(
     answer(&app, params, options, prompts).await
 }
 
-pub(super) async fn infill(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+pub(super) async fn infill(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
     let parse = |app: &App, body: &[u8]| {
@@ -87,7 +87,7 @@ async fn answer(
 
 /// The prompt that a chat becomes.
 pub(super) async fn apply_template(
-    State(app): SharedApp,
+    Chosen(app): Chosen,
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = RequestBody::read(&app, request).await?;
@@ -101,10 +101,7 @@ pub(super) async fn apply_template(
 }
 
 /// In llama.cpp's form, where `/v1/embeddings` has OpenAI's.
-pub(super) async fn embedding(
-    State(app): SharedApp,
-    request: Request,
-) -> Result<Response, ApiError> {
+pub(super) async fn embedding(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
     let (norm, requests) = body.parse(&app, embeddings::parse_native).await?;
@@ -121,7 +118,7 @@ struct Embedding {
 }
 
 /// What there is to know of the server and its model.
-pub(super) async fn props(State(app): SharedApp) -> Result<Response, ApiError> {
+pub(super) async fn props(Chosen(app): Chosen) -> Result<Response, ApiError> {
     let engine = app.healthy()?;
     let template = app.model.text().and_then(|text| text.chat_template.as_ref());
     let file = app.model.checkpoint().path().file_name().unwrap_or_default();
@@ -131,7 +128,7 @@ pub(super) async fn props(State(app): SharedApp) -> Result<Response, ApiError> {
             "n_ctx": engine.context(),
         },
         "total_slots": engine.max_seqs(),
-        "model_alias": app.options.model_name,
+        "model_alias": app.settings.name,
         // Not where it is: that is nobody's business.
         "model_path": file.to_string_lossy(),
         "modalities": { "vision": false, "video": false, "audio": false },
@@ -154,7 +151,7 @@ pub(super) async fn no_props() -> ApiError {
 }
 
 /// The requests that can run at once, of which as many run as the engine has.
-pub(super) async fn slots(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+pub(super) async fn slots(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     let engine = app.healthy()?;
     let (num_running, num_slots) = (engine.stats().num_running, engine.max_seqs());
     let query = request.uri().query().unwrap_or_default();

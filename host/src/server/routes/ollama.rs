@@ -1,6 +1,5 @@
 //! The paths of Ollama's API that answer prompts.
 
-use super::SharedApp;
 use super::generate::{Asking, asked, check_params, prompted, submit};
 use super::native::fill_in;
 use crate::Model;
@@ -13,7 +12,8 @@ use crate::server::body::RequestBody;
 use crate::server::embeddings::{Norm, embed};
 use crate::server::error::{ApiError, json_response};
 use crate::server::request::{Input, OllamaEmbed, OllamaRequest};
-use axum::extract::{Request, State};
+use crate::server::site::Chosen;
+use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
@@ -21,14 +21,11 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
 
-pub(super) async fn chat(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+pub(super) async fn chat(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     answer(app, request, OllamaRequest::parse_chat, OllamaEndpoint::Chat).await
 }
 
-pub(super) async fn generate(
-    State(app): SharedApp,
-    request: Request,
-) -> Result<Response, ApiError> {
+pub(super) async fn generate(Chosen(app): Chosen, request: Request) -> Result<Response, ApiError> {
     let endpoint = OllamaEndpoint::Generate { keeps_context: false };
     answer(app, request, OllamaRequest::parse_generate, endpoint).await
 }
@@ -100,7 +97,7 @@ fn ask(app: &App, request: OllamaRequest, endpoint: OllamaEndpoint) -> Result<As
     Ok(Asked { asking, name, endpoint, stream, unloads })
 }
 
-/// The answer to a request that only loads the model, or unloads it: it is here, and stays.
+/// The answer to a request that only loads the model, or unloads it: one that is alone stays.
 fn loaded(name: &str, endpoint: OllamaEndpoint, stream: bool, unloads: bool) -> Response {
     let reason = if unloads { "unload" } else { "load" };
     let mut body = json!({ "model": name, "created_at": timestamp() });
@@ -116,9 +113,18 @@ fn loaded(name: &str, endpoint: OllamaEndpoint, stream: bool, unloads: bool) -> 
     }
 }
 
+/// The answer to a request to `path` that only unloads the model.
+pub(in crate::server) fn only_unloaded(path: &str, name: &str, stream: bool) -> Response {
+    let endpoint = match path {
+        "/api/chat" => OllamaEndpoint::Chat,
+        _ => OllamaEndpoint::Generate { keeps_context: false },
+    };
+    loaded(name, endpoint, stream, true)
+}
+
 /// The embeddings of texts.
 pub(super) async fn embed_texts(
-    State(app): SharedApp,
+    Chosen(app): Chosen,
     request: Request,
 ) -> Result<Response, ApiError> {
     let begin = Instant::now();
@@ -151,7 +157,7 @@ struct Embedding {
 
 /// The embedding of one text; of none it is empty.
 pub(super) async fn embed_text(
-    State(app): SharedApp,
+    Chosen(app): Chosen,
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = RequestBody::read(&app, request).await?;

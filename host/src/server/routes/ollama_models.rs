@@ -1,6 +1,6 @@
 //! The paths of Ollama's API that are about models.
 
-use super::SharedApp;
+use super::SharedSite;
 use crate::Model;
 use crate::server::answer::{Line, StreamItem};
 use crate::server::app::App;
@@ -8,7 +8,9 @@ use crate::server::body::RequestBody;
 use crate::server::catalog::{self, Meaning, tagged};
 use crate::server::error::{ApiError, json_response};
 use crate::server::fields::Fields;
+use crate::server::models::{Listed, Offer, State as ModelState};
 use crate::server::request::take_name;
+use crate::server::site::{Models, Site};
 use crate::text::ChatTemplate;
 use crate::weights::Origin;
 use crate::weights::gguf::Value as GgufValue;
@@ -23,6 +25,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::mpsc;
 
 /// The version of Ollama whose API this is: clients ask for a least one.
@@ -38,32 +41,56 @@ const MAX_COPIES: usize = 256;
 const NEVER: &str = "2318-01-01T00:00:00Z";
 
 /// The models that are served or cached, the one that is served first.
-pub(super) async fn tags(State(app): SharedApp) -> Result<Response, ApiError> {
-    let list = tokio::task::spawn_blocking(move || list(&app)).await;
-    let models = list.map_err(|_| ApiError::internal("the server met a bug of its own"))?;
+pub(super) async fn tags(State(site): SharedSite) -> Result<Response, ApiError> {
+    let models = match &site.models {
+        Models::One(app) => {
+            let app = Arc::clone(app);
+            let list = tokio::task::spawn_blocking(move || list(&app)).await;
+            list.map_err(|_| ApiError::internal("the server met a bug of its own"))?
+        }
+        Models::Many(many) => {
+            let listed = many.list().await;
+            let offers =
+                listed.iter().map(|listed| offer_entry(&listed.offer.settings.name, &listed.offer));
+            let mut models: Vec<Value> = offers.collect();
+            for (name, model) in site.common.copies() {
+                let is_it = |listed: &&Listed| listed.offer.settings.name == model;
+                let listed = listed.iter().find(is_it);
+                models.extend(listed.map(|listed| offer_entry(&name, &listed.offer)));
+            }
+            models
+        }
+    };
     Ok(json_response(StatusCode::OK, &json!({ "models": models })))
 }
 
 fn list(app: &App) -> Vec<Value> {
     let served = app.model.checkpoint().path();
     let own = |name: &str| entry(name, served, num_bytes(&app.model), details(&app.model));
-    let mut models = vec![own(&app.options.model_name)];
-    let mut copies = app.copies();
-    copies.sort();
-    models.extend(copies.iter().map(|name| own(name)));
+    let mut models = vec![own(&app.settings.name)];
+    models.extend(app.common.copies().keys().map(|name| own(name)));
     let served = served.canonicalize().ok();
     for model in catalog::cached() {
         if model.path.canonicalize().ok() != served {
-            let name = catalog::reference(&model);
-            let format = if model.file.is_some() { "gguf" } else { "safetensors" };
-            let details = json!({
-                "parent_model": "", "format": format, "family": "", "families": [],
-                "parameter_size": "", "quantization_level": quantization(&model.path),
-            });
-            models.push(entry(&name, &model.path, model.bytes, details));
+            let details = details_of_path(&model.path);
+            models.push(entry(&catalog::reference(&model), &model.path, model.bytes, details));
         }
     }
     models
+}
+
+/// A model that need not be loaded.
+fn offer_entry(name: &str, offer: &Offer) -> Value {
+    entry(name, &offer.path, offer.bytes, details_of_path(&offer.path))
+}
+
+/// What a path says of a model that is not opened.
+fn details_of_path(path: &Path) -> Value {
+    let format = if path.is_dir() { "safetensors" } else { "gguf" };
+    json!({
+        "parent_model": "", "format": format, "family": "", "families": [],
+        "parameter_size": "", "quantization_level": quantization(path),
+    })
 }
 
 fn entry(name: &str, path: &Path, bytes: u64, details: Value) -> Value {
@@ -152,35 +179,90 @@ fn quantization(path: &Path) -> String {
 }
 
 /// The models that are loaded.
-pub(super) async fn ps(State(app): SharedApp) -> Result<Response, ApiError> {
-    let engine = app.healthy()?;
+pub(super) async fn ps(State(site): SharedSite) -> Result<Response, ApiError> {
+    let models = match &site.models {
+        Models::One(app) => vec![running(app, num_bytes(&app.model) as usize, None)?],
+        Models::Many(many) => {
+            let listed = many.list().await;
+            let loaded = listed.iter().filter_map(|listed| {
+                let served = many.served(&listed.offer.settings.name)?;
+                let status = listed.status.as_ref()?;
+                running(&served.app, status.bytes, status.expires).ok()
+            });
+            loaded.collect()
+        }
+    };
+    Ok(json_response(StatusCode::OK, &json!({ "models": models })))
+}
+
+/// A model that takes so many bytes, until it is unloaded.
+fn running(app: &App, bytes: usize, expires: Option<Instant>) -> Result<Value, ApiError> {
+    let context = app.healthy()?.context();
     let model = &app.model;
-    let mut entry =
-        entry(&app.options.model_name, model.checkpoint().path(), num_bytes(model), details(model));
-    entry["expires_at"] = NEVER.into();
-    entry["size_vram"] = entry["size"].clone();
-    entry["context_length"] = engine.context().into();
-    Ok(json_response(StatusCode::OK, &json!({ "models": [entry] })))
+    let (path, details) = (model.checkpoint().path(), details(model));
+    let mut entry = entry(&app.settings.name, path, num_bytes(model), details);
+    let left = expires.map(|expires| expires.saturating_duration_since(Instant::now()));
+    let expires = left.and_then(|left| jiff::Timestamp::now().checked_add(left).ok());
+    entry["expires_at"] = expires.map_or(NEVER.to_owned(), |time| time.to_string()).into();
+    entry["size_vram"] = bytes.into();
+    entry["context_length"] = context.into();
+    Ok(entry)
 }
 
 /// What there is to know of a model.
-pub(super) async fn show(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
-    let body = RequestBody::read(&app, request).await?;
-    let parse = |app: &App, body: &[u8]| {
+pub(super) async fn show(State(site): SharedSite, request: Request) -> Result<Response, ApiError> {
+    let body = RequestBody::read(&site, request).await?;
+    let parse = |_: &Site, body: &[u8]| {
         let mut fields = Fields::parse(body)?;
-        app.check_ollama_model(take_name(&mut fields)?.as_deref())?;
+        let name = take_name(&mut fields)?;
         let is_verbose = fields.take::<bool>("verbose")?.unwrap_or(false);
         // Whatever else is there belongs to Modelfiles.
         fields.ignore(&["system", "template", "options"]);
         fields.finish()?;
-        Ok(shown(app, is_verbose))
+        Ok((name, is_verbose))
     };
-    let shown = body.parse(&app, parse).await?;
-    Ok(json_response(StatusCode::OK, &shown))
+    let (name, is_verbose) = body.parse(&site, parse).await?;
+    let (name, model) = match &site.models {
+        Models::One(app) => {
+            let app = Arc::clone(app);
+            let model = move || {
+                app.check_ollama_model(name.as_deref())?;
+                Ok((app.settings.name.clone(), Arc::clone(&app.model)))
+            };
+            blocking(model).await?
+        }
+        Models::Many(many) => {
+            let name = name.ok_or_else(|| ApiError::param("model", "this field is required"))?;
+            let offer = many.find(Some(&name)).await?;
+            let name = offer.settings.name.clone();
+            match many.served(&name) {
+                Some(served) => (name, Arc::clone(&served.app.model)),
+                // Its tokenizer is read, and no weight.
+                None => {
+                    blocking(move || match Model::open_with(&offer.path, &offer.overrides) {
+                        Ok(model) => Ok((name, Arc::new(model))),
+                        Err(error) => Err(ApiError::internal(error.to_string())),
+                    })
+                    .await?
+                }
+            }
+        }
+    };
+    Ok(json_response(
+        StatusCode::OK,
+        &blocking(move || Ok(shown(&name, &model, is_verbose))).await?,
+    ))
 }
 
-fn shown(app: &App, is_verbose: bool) -> Value {
-    let model = &app.model;
+/// What takes a processor's time, beside the connections.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(ApiError::internal("the server met a bug of its own")))
+}
+
+fn shown(served: &str, model: &Model, is_verbose: bool) -> Value {
     let template = model.text().and_then(|text| text.chat_template.as_ref());
     let mut capabilities = vec!["completion"];
     // A template that knows no tools gets them in the system message.
@@ -193,7 +275,6 @@ fn shown(app: &App, is_verbose: bool) -> Value {
     if model.text().is_some_and(|text| text.fill_in_middle.is_some()) {
         capabilities.push("insert");
     }
-    let served = &app.options.model_name;
     let entry = entry(served, model.checkpoint().path(), 0, details(model));
     let sampling = model.generation_config().sampling(crate::engine::Sampling::LLAMA_CPP);
     let parameters = [
@@ -251,19 +332,20 @@ fn gguf_json(value: &GgufValue, is_verbose: bool) -> Value {
 }
 
 /// Fetches a model into the hub's cache, and says how far it is.
-pub(super) async fn pull(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
-    app.check_manages()?;
-    let body = RequestBody::read(&app, request).await?;
-    let parse = |app: &App, body: &[u8]| {
+pub(super) async fn pull(State(site): SharedSite, request: Request) -> Result<Response, ApiError> {
+    site.common.check_manages()?;
+    let body = RequestBody::read(&site, request).await?;
+    let parse = |_: &Site, body: &[u8]| {
         let mut fields = Fields::parse(body)?;
         let name = take_name(&mut fields)?.unwrap_or_default();
         let stream = fields.take::<bool>("stream")?.unwrap_or(true);
         fields.ignore(&["insecure", "username", "password"]);
         fields.finish()?;
-        Ok((wanted(app, &name)?, stream))
+        Ok((name, stream))
     };
-    let (wanted, stream) = body.parse(&app, parse).await?;
-    let place = Arc::clone(&app.pulls).try_acquire_owned().map_err(|_| {
+    let (name, stream) = body.parse(&site, parse).await?;
+    let wanted = wanted(&site, name).await?;
+    let place = Arc::clone(&site.common.pulls).try_acquire_owned().map_err(|_| {
         ApiError::status(StatusCode::TOO_MANY_REQUESTS, "other models are being pulled: ask again")
     })?;
     let (sender, mut lines) = mpsc::channel(MAX_LINES);
@@ -296,17 +378,27 @@ pub(super) async fn pull(State(app): SharedApp, request: Request) -> Result<Resp
 }
 
 /// The model that is to be fetched; `None` if it is here.
-fn wanted(app: &App, name: &str) -> Result<Option<ModelRef>, ApiError> {
-    if let Some(wanted) = catalog::hub_name(name) {
+async fn wanted(site: &Site, name: String) -> Result<Option<ModelRef>, ApiError> {
+    if let Some(wanted) = catalog::hub_name(&name) {
         return Ok(Some(wanted));
     }
-    match catalog::find(name, &app.options.model_name, &app.model) {
-        Meaning::Served | Meaning::Cached(_) => Ok(None),
-        Meaning::Unknown => Err(ApiError::invalid(format!(
+    let is_here = match &site.models {
+        Models::One(app) => meaning(app, &name).await? != Meaning::Unknown,
+        Models::Many(many) => many.find(Some(&name)).await.is_ok(),
+    };
+    match is_here {
+        true => Ok(None),
+        false => Err(ApiError::invalid(format!(
             "{name:?} is a name of Ollama's library, and models come from the Hugging Face Hub: give ORG/NAME or \
              ORG/NAME:QUANT, such as hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M"
         ))),
     }
+}
+
+/// What a name means where there is one model.
+async fn meaning(app: &Arc<App>, name: &str) -> Result<Meaning, ApiError> {
+    let (app, name) = (Arc::clone(app), name.to_owned());
+    blocking(move || Ok(catalog::find(&name, &app.settings.name, &app.model))).await
 }
 
 /// Fetches `model`, and tells `lines` of it. A client that leaves does not end it: the next pull finds what has come.
@@ -372,28 +464,58 @@ impl Progress {
     }
 }
 
-/// Removes a model from the hub's cache, or another name of the one that is served.
-pub(super) async fn delete(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
-    app.check_manages()?;
-    let body = RequestBody::read(&app, request).await?;
-    let parse = |app: &App, body: &[u8]| {
+/// Removes a model from the hub's cache, or another name of one that is served.
+pub(super) async fn delete(
+    State(site): SharedSite,
+    request: Request,
+) -> Result<Response, ApiError> {
+    site.common.check_manages()?;
+    let body = RequestBody::read(&site, request).await?;
+    let parse = |_: &Site, body: &[u8]| {
         let mut fields = Fields::parse(body)?;
         let name = take_name(&mut fields)?.unwrap_or_default();
         fields.finish()?;
-        if app.forget_copy(&name) {
-            return Ok(());
-        }
-        match catalog::find(&name, &app.options.model_name, &app.model) {
-            Meaning::Served => {
-                let what = format!("{name:?} is the model that this server has: stop it first");
-                Err(ApiError::invalid(what))
+        Ok(name)
+    };
+    let name = body.parse(&site, parse).await?;
+    if site.common.forget_copy(&name) {
+        return Ok(json_response(StatusCode::OK, &json!({})));
+    }
+    let meaning = match &site.models {
+        Models::One(app) => meaning(app, &name).await?,
+        Models::Many(many) => {
+            let offer = many.find(Some(&name)).await?;
+            match many.state(&offer) {
+                ModelState::Unloaded => cached_at(&offer).await?,
+                _ => Meaning::Served,
             }
-            Meaning::Unknown => Err(unknown(&name)),
-            Meaning::Cached(model) => remove(&model),
         }
     };
-    body.parse(&app, parse).await?;
+    match meaning {
+        Meaning::Served => {
+            let what = match &site.models {
+                Models::One(_) => "is the model that this server has: stop it first",
+                Models::Many(_) => "is loaded: POST /models/unload first",
+            };
+            return Err(ApiError::invalid(format!("{name:?} {what}")));
+        }
+        Meaning::Unknown => return Err(unknown(&name)),
+        Meaning::Cached(model) => blocking(move || remove(&model)).await?,
+    }
     Ok(json_response(StatusCode::OK, &json!({})))
+}
+
+/// The model of the hub's cache that an offer is; others are not this program's to delete.
+async fn cached_at(offer: &Offer) -> Result<Meaning, ApiError> {
+    let (path, name) = (offer.path.clone(), offer.settings.name.clone());
+    blocking(move || {
+        let found = catalog::cached().into_iter().find(|model| model.path == path);
+        let found = found.map(|model| Meaning::Cached(Box::new(model)));
+        found.ok_or_else(|| {
+            ApiError::invalid(format!("{name} is not in the hub's cache: delete its file"))
+        })
+    })
+    .await
 }
 
 fn unknown(name: &str) -> ApiError {
@@ -414,26 +536,36 @@ fn remove(model: &hub::CachedModel) -> Result<(), ApiError> {
     cache.remove(&found).map_err(failed)
 }
 
-/// Gives the model that is served another name, until the server ends.
-pub(super) async fn copy(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
-    app.check_manages()?;
-    let body = RequestBody::read(&app, request).await?;
-    let parse = |app: &App, body: &[u8]| {
+/// Gives a model that is served another name, until the server ends.
+pub(super) async fn copy(State(site): SharedSite, request: Request) -> Result<Response, ApiError> {
+    site.common.check_manages()?;
+    let body = RequestBody::read(&site, request).await?;
+    let parse = |_: &Site, body: &[u8]| {
         let mut fields = Fields::parse(body)?;
         let source = fields.require::<String>("source")?;
         let destination = fields.require::<String>("destination")?;
         fields.finish()?;
-        app.check_ollama_model(Some(&source))?;
         if destination.is_empty() || destination.len() > MAX_NAME {
             let what = format!("it has to have 1 to {MAX_NAME} bytes");
             return Err(ApiError::param("destination", what));
         }
-        if !app.add_copy(destination, MAX_COPIES) {
-            return Err(ApiError::invalid(format!("there are {MAX_COPIES} copies already")));
-        }
-        Ok(())
+        Ok((source, destination))
     };
-    body.parse(&app, parse).await?;
+    let (source, destination) = body.parse(&site, parse).await?;
+    let model = match &site.models {
+        Models::One(app) => {
+            let app = Arc::clone(app);
+            blocking(move || {
+                app.check_ollama_model(Some(&source))?;
+                Ok(app.settings.name.clone())
+            })
+            .await?
+        }
+        Models::Many(many) => many.find(Some(&source)).await?.settings.name.clone(),
+    };
+    if !site.common.add_copy(&destination, model, MAX_COPIES) {
+        return Err(ApiError::invalid(format!("there are {MAX_COPIES} copies already")));
+    }
     Ok(json_response(StatusCode::OK, &json!({})))
 }
 

@@ -34,7 +34,7 @@ impl Judge {
     fn new(app: &App, text: &Text) -> Result<Option<Self>, TextError> {
         let path = app.model.checkpoint().path().to_string_lossy();
         let of_file = path.rsplit(['/', '\\']).next().unwrap_or_default();
-        let is_named = [&*app.options.model_name, of_file].iter().any(|name| {
+        let is_named = [&*app.settings.name, of_file].iter().any(|name| {
             let name = name.to_lowercase();
             name.contains("qwen3") && name.contains("rerank")
         });
