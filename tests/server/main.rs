@@ -16,6 +16,7 @@ mod native;
 mod ollama;
 mod page;
 mod refusals;
+mod remote;
 mod rerank;
 mod responses;
 #[path = "../cli/support.rs"]

@@ -13,7 +13,7 @@ const GGUF: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/llama_server/model.gguf");
 
 /// `alpha.gguf` and `beta.gguf`, which have tokenizers and other weights, and the directories `llama` and `qwen`.
-fn models() -> TempDir {
+pub fn models() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = fs::read(GGUF).unwrap();
     fs::write(dir.path().join("alpha.gguf"), &bytes).unwrap();
@@ -30,7 +30,7 @@ fn models() -> TempDir {
 }
 
 /// A server of these models and no others.
-fn serving(dir: &Path, args: &[&str]) -> Serving {
+pub fn serving(dir: &Path, args: &[&str]) -> Serving {
     let none = dir.join("none");
     let none = none.to_str().unwrap();
     let caches = [("HF_HOME", none), ("HF_HUB_CACHE", ""), ("HALFWARP_CACHE", none)];
@@ -41,7 +41,7 @@ fn serving(dir: &Path, args: &[&str]) -> Serving {
 }
 
 /// What `generate` says of a model.
-fn generated(model: &Path, prompt: &[&str]) -> String {
+pub fn generated(model: &Path, prompt: &[&str]) -> String {
     let model = ["-m", model.to_str().unwrap(), "--temp", "0", "-n", "6"];
     generate_json(&[&model[..], prompt].concat())["text"].as_str().unwrap().to_owned()
 }

@@ -5,6 +5,7 @@ mod models;
 mod native;
 mod ollama;
 mod ollama_models;
+mod ollama_pull;
 
 use super::auth;
 use super::body::RequestBody;
@@ -140,7 +141,7 @@ fn ollama_server() -> Router<Arc<Site>> {
         .route("/api/tags", get(ollama_models::tags))
         .route("/api/ps", get(ollama_models::ps))
         .route("/api/show", post(ollama_models::show))
-        .route("/api/pull", post(ollama_models::pull))
+        .route("/api/pull", post(ollama_pull::pull))
         .route("/api/delete", delete(ollama_models::delete))
         .route("/api/copy", post(ollama_models::copy))
         .route("/api/create", post(ollama::no_modelfiles))

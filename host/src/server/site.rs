@@ -8,8 +8,8 @@ use super::models::Many;
 use super::wait;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Request, State};
-use axum::http::Method;
 use axum::http::request::Parts;
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Site {
                 let message = format!(
                     "this server has `{name}` alone: start it without -m, and it loads others by their names"
                 );
-                Err(ApiError::status(axum::http::StatusCode::NOT_IMPLEMENTED, message))
+                Err(ApiError::status(StatusCode::NOT_IMPLEMENTED, message))
             }
         }
     }
@@ -83,18 +83,14 @@ pub(super) async fn choose_model(
 
 async fn choose(site: Arc<Site>, request: Request, next: Next) -> Result<Response, ApiError> {
     site.common.check_open()?;
-    let (request, asked) = if request.method() == Method::GET {
+    if request.method() == Method::GET {
         let asked = wait::Asked::from_query(request.uri().query().unwrap_or_default());
-        (request, asked)
-    } else {
-        let (parts, body) = request.into_parts();
-        let headers = Request::from_parts(parts.clone(), body);
-        let body = RequestBody::read(&site, headers).await?;
-        let bytes = body.bytes().clone();
-        let path = parts.uri.path().to_owned();
-        let read = move |_: &Site, bytes: &[u8]| wait::Asked::from_body(&path, bytes);
-        let asked = body.parse(&site, read).await?;
-        (Request::from_parts(parts, Body::from(bytes)), asked)
-    };
-    wait::answer(site, asked, request, next).await
+        return wait::answer(site, asked, request, next).await;
+    }
+    let (parts, body) = request.into_parts();
+    let body = RequestBody::read(&site, Request::from_parts(parts.clone(), body)).await?;
+    let (bytes, path) = (body.bytes().clone(), parts.uri.path().to_owned());
+    let read = move |_: &Site, bytes: &[u8]| wait::Asked::from_body(&path, bytes);
+    let asked = body.parse(&site, read).await?;
+    wait::answer(site, asked, Request::from_parts(parts, Body::from(bytes)), next).await
 }

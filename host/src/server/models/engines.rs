@@ -9,6 +9,10 @@ use crate::server::app::App;
 use crate::server::common::Common;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+/// How much later than others a thread that loads gets a core: a tenth of its share (setpriority(2)).
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 10;
+
 /// Loads the models that are offered.
 pub struct Engines {
     common: Arc<Common>,
@@ -103,14 +107,26 @@ impl Loader for Engines {
     }
 }
 
-/// Runs `load` with as many threads as there are, of its own: those of models that run are not kept waiting.
+/// Runs `load` with as many threads as there are, of its own, which make way for others: those of models that run are not
+/// kept waiting.
 fn apart(load: impl FnOnce() -> Result<Engine, EngineError> + Send) -> Result<Engine, EngineError> {
     let num_threads = rayon::current_num_threads();
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).build();
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(num_threads)
+        .thread_name(|_| "load".to_owned())
+        .start_handler(|_| make_way())
+        .build();
     match pool {
         Ok(pool) => pool.install(load),
         Err(_) => load(),
     }
+}
+
+/// Lowers the priority of this thread.
+fn make_way() {
+    // Elsewhere that of the whole process would be lower.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(NICENESS);
 }
 
 fn failed(name: &str, error: impl std::fmt::Display) -> LoadError {

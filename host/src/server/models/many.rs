@@ -49,17 +49,24 @@ impl Many {
     /// # Errors
     /// 404 for none, 400 for no name where there are several.
     pub async fn find(&self, name: Option<&str>) -> Result<Arc<Offer>, ApiError> {
-        let name = name.filter(|name| !name.is_empty());
-        if let Some(name) = name
-            && self.room.model(name).is_some()
-            && let Some(offer) = names::find(name, &self.room.loader().offers())
+        if let Ok(offer) = self.find_among(name, &self.room.loader().offers())
+            && self.room.model(&offer.settings.name).is_some()
         {
-            return Ok(Arc::clone(offer));
+            return Ok(offer);
         }
-        let offers = self.offers().await;
-        let Some(name) = name else { return self.default_of(&offers) };
+        self.find_among(name, &self.offers().await)
+    }
+
+    fn find_among(
+        &self,
+        name: Option<&str>,
+        offers: &[Arc<Offer>],
+    ) -> Result<Arc<Offer>, ApiError> {
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
+            return self.default_of(offers);
+        };
         let copied = self.room.loader().common().copied(name);
-        let found = names::find(copied.as_deref().unwrap_or(name), &offers);
+        let found = names::find(copied.as_deref().unwrap_or(name), offers);
         found.cloned().ok_or_else(|| ApiError::unknown_name(unknown(name)))
     }
 

@@ -7,15 +7,17 @@ use std::sync::Arc;
 /// Bytes of a name at most that is looked for.
 const MAX_NAME_BYTES: usize = 256;
 
-/// The model that `name` means: by its own name, by an alias, as the hub has it with a quantisation, or as Ollama's library
+/// The model that `name` means: by its own name, an alias or its file, as the hub has it with a quantisation, or as Ollama's library
 /// has it, which says how names begin (`qwen3:8b`).
 pub fn find<'a>(name: &str, offers: &'a [Arc<Offer>]) -> Option<&'a Arc<Offer>> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
         return None;
     }
     let names = |offer: &Offer| {
+        let file = offer.path.extension().and(offer.path.file_stem());
+        let file = file.map(|stem| stem.to_string_lossy().into_owned());
         let own = std::iter::once(offer.settings.name.clone());
-        own.chain(offer.aliases.iter().cloned()).collect::<Vec<_>>()
+        own.chain(offer.aliases.iter().cloned()).chain(file).collect::<Vec<_>>()
     };
     let by = |is_it: &dyn Fn(&str) -> bool| {
         offers.iter().find(|offer| names(offer).iter().any(|known| is_it(known)))
@@ -73,6 +75,7 @@ mod tests {
         ];
         let mut offers: Vec<Offer> = names.iter().map(|name| offer(name, "x")).collect();
         offers[3].aliases = vec!["small".to_owned()];
+        offers[0].path = "/cache/SmolLM2-135M-Instruct.Q4_1.gguf".into();
         offers.into_iter().map(Arc::new).collect()
     }
 
@@ -82,6 +85,7 @@ mod tests {
         for (name, wanted) in [
             ("smollm2-135m-instruct", Some(0)),
             ("SmolLM2-135M-Instruct:latest", Some(0)),
+            ("SmolLM2-135M-Instruct.Q4_1", Some(0)),
             ("smollm2:135m", Some(0)),
             ("smollm2", Some(0)),
             ("Qwen/Qwen3-8B-GGUF:Q4_K_M", Some(1)),
