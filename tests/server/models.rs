@@ -12,7 +12,8 @@ use tempfile::TempDir;
 const GGUF: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/llama_server/model.gguf");
 
-/// `alpha.gguf` and `beta.gguf`, which have tokenizers and other weights, and the directories `llama` and `qwen`.
+/// `alpha.gguf` and `beta.gguf`, which have tokenizers and other weights, and the directories
+/// `llama` and `qwen`.
 pub fn models() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = fs::read(GGUF).unwrap();

@@ -22,6 +22,16 @@ pub fn zeroed<T: Zeroable>(what: &str, len: usize) -> Result<Vec<T>, OutOfMemory
     })
 }
 
+/// Gives memory that was freed back to the system: glibc keeps it for later allocations of the same threads, which after a
+/// model was unloaded may never come.
+pub fn give_back() {
+    // SAFETY: it takes no pointer, and any thread may call it at any time (malloc_trim(3): MT-Safe).
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Bytes that can be allocated; `None` where the system does not say (`/proc` is Linux's).
 pub fn available_bytes() -> Option<usize> {
     available_in(Path::new("/"))

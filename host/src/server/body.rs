@@ -45,7 +45,7 @@ impl RequestBody {
         }
     }
 
-    /// Its bytes.
+    /// The bytes that came.
     pub fn bytes(&self) -> &Bytes {
         &self.0
     }

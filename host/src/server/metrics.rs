@@ -101,7 +101,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Those of a model, whose engine counts from now on, once it is there.
+    /// The metrics of a model, whose engine counts from now on, once it is there.
     pub fn model(&self, name: &str, engine: Arc<OnceLock<EngineHandle>>) -> ModelMetrics {
         self.engines.lock().entry(name.to_owned()).or_default().engine = Some(engine);
         let labels = [(MODEL, name.to_owned())];

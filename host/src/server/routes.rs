@@ -116,7 +116,7 @@ fn llama_cpp() -> Router<Arc<Site>> {
         .route("/v1/reranking", post(rerank))
 }
 
-/// Those that the server answers.
+/// The paths of llama.cpp's own API that the server answers.
 fn llama_cpp_server() -> Router<Arc<Site>> {
     Router::new()
         .route("/props", post(native::no_props))
@@ -135,7 +135,7 @@ fn ollama() -> Router<Arc<Site>> {
         .route("/api/embeddings", post(ollama::embed_text))
 }
 
-/// Those that the server answers.
+/// The paths of Ollama's API that the server answers.
 fn ollama_server() -> Router<Arc<Site>> {
     Router::new()
         .route("/api/tags", get(ollama_models::tags))

@@ -51,7 +51,8 @@ impl Site {
     }
 }
 
-/// The model that answers a request: the only one, or that which [`choose_model`] found by its name.
+/// The model that answers a request: the only one, or that which [`choose_model`] found by its
+/// name.
 pub(super) struct Chosen(pub Arc<App>);
 
 impl FromRequestParts<Arc<Site>> for Chosen {
@@ -68,7 +69,8 @@ impl FromRequestParts<Arc<Site>> for Chosen {
     }
 }
 
-/// Finds the model that a request names, loads it if it is not loaded, and keeps it until the response has ended.
+/// Finds the model that a request names, loads it if it is not loaded, and keeps it until the
+/// response has ended.
 pub(super) async fn choose_model(
     State(site): State<Arc<Site>>,
     request: Request,

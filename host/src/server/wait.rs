@@ -21,7 +21,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// How long a stream may wait before it begins with comments: an error before that has its own status.
+/// How long a stream may wait before it begins with comments: an error before that has its own
+/// status.
 const GRACE: Duration = Duration::from_secs(1);
 /// How often a stream that waits says so.
 const COMMENT_INTERVAL: Duration = Duration::from_secs(2);
@@ -39,7 +40,7 @@ pub(super) struct Asked {
     only_unloads: bool,
 }
 
-/// Those fields of a body that are of interest before the model is known.
+/// The fields of a body that are of interest before the model is known.
 #[derive(Deserialize)]
 struct Head {
     model: Option<Value>,

@@ -98,7 +98,8 @@ impl<'a> Remote<'a> {
     /// Finds the server.
     ///
     /// # Errors
-    /// [`Failure::Input`] for what is no address, [`Failure::Environment`] for a server that does not answer.
+    /// [`Failure::Input`] for what is no address, [`Failure::Environment`] for a server that does
+    /// not answer.
     pub fn open(args: &'a ChatArgs, url: &str) -> Result<Self, Failure> {
         if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
             return Err(Failure::Input(format!(

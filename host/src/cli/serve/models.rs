@@ -8,16 +8,16 @@ use halfwarp::server::{KeepAlive, ModelsOptions, Server, ServerOptions};
 use halfwarp::{EngineOptions, ModelOverrides};
 use std::path::PathBuf;
 
-/// Positions of a model's KV cache where nothing says how many, of all its requests together: a model that is alone may take
-/// all memory, one of many leaves room for others.
+/// Positions of a model's KV cache where nothing says how many, of all its requests together: a
+/// model that is alone may take all memory, one of many leaves room for others.
 const CACHE_POSITIONS: usize = 16_384;
 
 /// The arguments of a server of many models.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Models, without -m")]
 pub struct ModelsArgs {
-    /// Directory with .gguf files and directories that hold a model, which are served beside those of the
-    /// caches
+    /// Directory with .gguf files and directories that hold a model, which are served beside those
+    /// of the caches
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath, conflicts_with_all = ["model", "hf"])]
     models_dir: Option<PathBuf>,
     /// TOML file with a section for each model that has settings of its own
@@ -29,8 +29,8 @@ pub struct ModelsArgs {
     /// Load no model because a request names it: POST /models/load does that
     #[arg(long, conflicts_with_all = ["model", "hf"])]
     no_models_autoload: bool,
-    /// How long a model stays loaded after its last request, such as 30s, 5m or 1h; -1 for as long as
-    /// no other one needs its room
+    /// How long a model stays loaded after its last request, such as 30s, 5m or 1h; -1 for as long
+    /// as no other one needs its room
     #[arg(long, value_name = "DURATION", default_value = "5m", allow_hyphen_values = true, conflicts_with_all = ["model", "hf"])]
     keep_alive: KeepAlive,
 }

@@ -9,7 +9,8 @@ use crate::server::app::App;
 use crate::server::common::Common;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// How much later than others a thread that loads gets a core: a tenth of its share (setpriority(2)).
+/// How much later than others a thread that loads gets a core: a tenth of its share
+/// (setpriority(2)).
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 10;
 
@@ -97,6 +98,8 @@ impl Loader for Engines {
     fn unload(&self, name: &str, served: Arc<Served>) {
         self.common.metrics.unloaded(name);
         served.end();
+        drop(served);
+        cpu_ops::host_memory::give_back();
         tracing::info!("unloaded {name}");
     }
 
@@ -107,8 +110,8 @@ impl Loader for Engines {
     }
 }
 
-/// Runs `load` with as many threads as there are, of its own, which make way for others: those of models that run are not
-/// kept waiting.
+/// Runs `load` with as many threads as there are, of its own, which make way for others: those of
+/// models that run are not kept waiting.
 fn apart(load: impl FnOnce() -> Result<Engine, EngineError> + Send) -> Result<Engine, EngineError> {
     let num_threads = rayon::current_num_threads();
     let pool = rayon::ThreadPoolBuilder::new()

@@ -3,7 +3,8 @@
 //! ```text
 //! name of a request -> Offer -> Room (Table: what happens; threads: it happens) -> Lease -> answer
 //! ```
-//! A model is loaded when it is asked for, and unloaded when it was idle for long or another one needs its room.
+//! A model is loaded when it is asked for, and unloaded when it was idle for long or another one
+//! needs its room.
 
 mod engines;
 mod keep_alive;

@@ -1,4 +1,5 @@
-//! The model that a name means. A name only ever chooses among the models that there are: no path is made of it.
+//! The model that a name means. A name only ever chooses among the models that there are: no path
+//! is made of it.
 
 use super::Offer;
 use crate::server::catalog::{hub_name, plain, squashed};
@@ -7,8 +8,8 @@ use std::sync::Arc;
 /// Bytes of a name at most that is looked for.
 const MAX_NAME_BYTES: usize = 256;
 
-/// The model that `name` means: by its own name, an alias or its file, as the hub has it with a quantisation, or as Ollama's library
-/// has it, which says how names begin (`qwen3:8b`).
+/// The model that `name` means: by its own name, an alias or its file, as the hub has it with a
+/// quantisation, or as Ollama's library has it, which says how names begin (`qwen3:8b`).
 pub fn find<'a>(name: &str, offers: &'a [Arc<Offer>]) -> Option<&'a Arc<Offer>> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
         return None;

@@ -1,4 +1,5 @@
-//! Carries out what [`Table`] says: loads and unloads models in threads of their own, and wakes requests that wait.
+//! Carries out what [`Table`] says: loads and unloads models in threads of their own, and wakes
+//! requests that wait.
 
 use super::table::{Action, Limits, LoadError, Policy, Status, Table, Ticket};
 use std::collections::HashMap;
@@ -9,7 +10,8 @@ use std::thread;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// Opens, loads and unloads models. Each method may take as long as it likes: it has a thread of its own.
+/// Opens, loads and unloads models. Each method may take as long as it likes: it has a thread of
+/// its own.
 pub trait Loader: Send + Sync + 'static {
     /// A model whose memory is counted, and nothing of it taken.
     type Opened: Send + 'static;

@@ -1,9 +1,11 @@
-//! Which models are loaded, which are to be, and which make room: what happens, as a function of what has happened.
+//! Which models are loaded, which are to be, and which make room: what happens, as a function of
+//! what has happened.
 //!
 //! ```text
 //! Unloaded -> Measuring -> Queued -> Loading -> Loaded -> Unloading -> Unloaded
 //! ```
-//! Nothing here waits, loads or reads a clock: each method takes the time and returns what is to be done.
+//! Nothing here waits, loads or reads a clock: each method takes the time and returns what is to be
+//! done.
 
 use super::keep_alive::KeepAlive;
 use std::collections::BTreeMap;
@@ -51,13 +53,15 @@ pub enum LoadError {
 /// What is to be done. `O` is a model that is opened and measured, `M` one that is loaded.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action<O, M> {
-    /// Open it and count its memory, with `room_bytes` for it: [`Table::measured`] takes the result.
+    /// Open it and count its memory, with `room_bytes` for it: [`Table::measured`] takes the
+    /// result.
     Measure { name: String, room_bytes: Option<usize> },
     /// [`Table::loaded`] takes the result.
     Load { name: String, opened: O },
     /// [`Table::unloaded`] is told of the end.
     Unload { name: String, model: M },
-    /// A request gets its model and the name of it, which it uses until [`Table::release`]; or none.
+    /// A request gets its model and the name of it, which it uses until [`Table::release`]; or
+    /// none.
     Deliver { ticket: Ticket, result: Result<(String, M), LoadError> },
 }
 
@@ -203,8 +207,8 @@ impl<O, M: Clone> Table<O, M> {
         actions
     }
 
-    /// A request does not wait any more. One that nobody else waits for is not loaded, unless that has begun, and those
-    /// that were to make room for it stay.
+    /// A request does not wait any more. One that nobody else waits for is not loaded, unless that
+    /// has begun, and those that were to make room for it stay.
     pub fn give_up(&mut self, name: &str, ticket: Ticket) -> Vec<Action<O, M>> {
         let mut actions = Vec::new();
         let Some(slot) = self.slots.get_mut(name) else { return actions };
@@ -292,8 +296,8 @@ impl<O, M: Clone> Table<O, M> {
         actions
     }
 
-    /// Unloads the model once its requests have ended; those that wait for it get none. `None` if it is not loaded, and
-    /// not about to be.
+    /// Unloads the model once its requests have ended; those that wait for it get none. `None` if
+    /// it is not loaded, and not about to be.
     pub fn unload(&mut self, name: &str, now: Instant) -> Option<Vec<Action<O, M>>> {
         let mut actions = Vec::new();
         let slot = self.slots.get_mut(name)?;
@@ -309,7 +313,8 @@ impl<O, M: Clone> Table<O, M> {
         Some(actions)
     }
 
-    /// Unloads what has been idle for too long, and what is leaving and idle; loads what there is room for.
+    /// Unloads what has been idle for too long, and what is leaving and idle; loads what there is
+    /// room for.
     pub fn expire(&mut self, now: Instant) -> Vec<Action<O, M>> {
         let mut actions = Vec::new();
         for (name, slot) in &mut self.slots {
@@ -371,7 +376,8 @@ impl<O, M: Clone> Table<O, M> {
         self.slots.values().filter(|slot| slot.policy.is_pinned).map(Slot::bytes).sum()
     }
 
-    /// Loads the models of the queue that there is room for, and makes room for the first that there is none for.
+    /// Loads the models of the queue that there is room for, and makes room for the first that
+    /// there is none for.
     fn pump(&mut self, actions: &mut Vec<Action<O, M>>) {
         while let Some((name, bytes)) = self.first_of_queue() {
             if self.has_room(bytes, &[]) {
@@ -424,8 +430,8 @@ impl<O, M: Clone> Table<O, M> {
             && self.limits.max_models.is_none_or(|max| taken.len() < max)
     }
 
-    /// The models that leave for one of `bytes`, with those that do already: idle ones first, and of them the least
-    /// recently used. `None` if there are not enough.
+    /// The models that leave for one of `bytes`, with those that do already: idle ones first, and
+    /// of them the least recently used. `None` if there are not enough.
     fn choose_to_leave(&self, bytes: usize) -> Option<Vec<String>> {
         let is_leaving = |slot: &Slot<O, M>| slot.leaving.is_some() || slot.is_unloading();
         let leaving = self.slots.iter().filter(|(_, slot)| is_leaving(slot));

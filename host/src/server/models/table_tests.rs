@@ -7,8 +7,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const STAYS: Policy = Policy { is_pinned: false, keep_alive: KeepAlive::Always };
 const PINNED: Policy = Policy { is_pinned: true, keep_alive: KeepAlive::For(Duration::ZERO) };
 
-/// A table whose loader does at once what it is told, unless the script says otherwise. Models are called by a letter, and
-/// what was done by a word each.
+/// A table whose loader does at once what it is told, unless the script says otherwise. Models are
+/// called by a letter, and what was done by a word each.
 struct Script {
     table: Table<&'static str, &'static str>,
     now: Instant,
@@ -250,7 +250,8 @@ fn pinned_models_are_never_unloaded_for_others() {
 fn a_failure_is_told_to_all_that_wait_and_tried_again_next_time() {
     let mut script = Script::new(None, None);
     script.is_slow = true;
-    (script.ask("a"), script.ask("a"));
+    script.ask("a");
+    script.ask("a");
     script.load_fails("a", "no such file");
     assert_eq!(script.log(), "load a, 1 fails: no such file, 2 fails: no such file");
     let status = &script.table.statuses()[0];
@@ -263,7 +264,8 @@ fn a_failure_is_told_to_all_that_wait_and_tried_again_next_time() {
     // The room of a load that failed is free.
     let mut script = Script::new(None, Some(4));
     script.is_slow = true;
-    (script.ask("a"), script.ask("b"));
+    script.ask("a");
+    script.ask("b");
     script.load_fails("a", "bad luck");
     assert_eq!(script.log(), "load a, 1 fails: bad luck, load b");
 }

@@ -1,4 +1,5 @@
-//! The paths that are about models: OpenAI's list, and those by which llama.cpp's router loads and unloads them.
+//! The paths that are about models: OpenAI's list, and those by which llama.cpp's router loads and
+//! unloads them.
 
 use super::SharedSite;
 use crate::server::app::App;

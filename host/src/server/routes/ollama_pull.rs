@@ -86,7 +86,8 @@ async fn wanted(site: &Site, name: String) -> Result<Option<ModelRef>, ApiError>
     }
 }
 
-/// Fetches `model`, and tells `lines` of it. A client that leaves does not end it: the next pull finds what has come.
+/// Fetches `model`, and tells `lines` of it. A client that leaves does not end it: the next pull
+/// finds what has come.
 fn fetch(model: &ModelRef, lines: &mpsc::Sender<Value>) -> Result<(), String> {
     let text = |error: hub::HubError| error.to_string();
     let settings = Settings::from_env().map_err(text)?;
