@@ -117,6 +117,7 @@ fn attention(criterion: &mut Criterion) {
                 causal: true,
                 window: None,
                 sinks: None,
+                softcap: None,
             };
             setup.plan.op(Op::KvAppend { layer: 0, k, v });
             setup.plan.op(Op::Attention(op));
