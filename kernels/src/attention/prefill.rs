@@ -51,6 +51,12 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize
     staged_bytes::<E>(rows, panels, num_stages::<E>(rows, panels))
 }
 
+/// Whether scores can be capped. Prompts in 16 bits on Hopper are for its own kernel; heads of 128
+/// columns, compiled for it, would spill.
+const fn bends_scores<E>() -> bool {
+    size_of::<E>() == 4 || !cfg!(all(target_arch = "nvptx64", target_feature = "sm_90a"))
+}
+
 /// Which keys the rows of a warp see.
 #[derive(Clone, Copy)]
 struct Visible {
@@ -232,7 +238,7 @@ pub unsafe fn attention_prefill<
                 if visible.is_any(first..first + warp_keys) {
                     let smem_k = smem_k.offset(tile_key * PANEL_COLUMNS);
                     let mut scores = tile.scores(head_dim, smem_q, block_m, smem_k);
-                    if softcap > 0.0 {
+                    if const { bends_scores::<E>() } && softcap > 0.0 {
                         tile.cap(&mut scores, softcap);
                     }
                     if !visible.is_all(first..first + warp_keys) {

@@ -10,7 +10,7 @@ use super::rows::Rows;
 use super::stages::Stages;
 use super::tiles::{PrefillTile, WARPGROUP_ROWS};
 use crate::attention::work::{Part, PrefillItem};
-use crate::softcap::rough_tanh;
+use crate::softcap::tanh;
 use crate::tile::element::Operand16;
 use crate::tile::smem::SmemTile;
 use crate::tile::softmax::{OnlineSoftmax, RowSum};
@@ -160,7 +160,7 @@ impl<E: Operand16, const SCORE_REGS: usize> Consumer<E, SCORE_REGS> {
     fn cap(&mut self) {
         if self.softcap > 0.0 {
             let softcap = self.softcap;
-            self.scores.for_each(|_, score| *score = rough_tanh(*score * softcap));
+            self.scores.for_each(|_, score| *score = tanh(*score * softcap));
         }
     }
 
