@@ -76,8 +76,10 @@ mod tests {
 
     #[test]
     fn softcap_matches_f64() {
-        for (arch, cap) in archs().flat_map(|arch| [0.5, 30.0, 1e4].map(|cap| (arch, cap))) {
-            for step in -2000..=2000 {
+        for (arch, cap) in
+            archs().into_iter().flat_map(|arch| [0.5, 30.0, 1e4].map(|cap| (arch, cap)))
+        {
+            for step in -2000_i32..=2000 {
                 let x = step as f32 * step.abs() as f32 * 1e-5;
                 let mut got = [x];
                 dispatch(arch, Softcap(&mut got, cap));

@@ -1,6 +1,6 @@
 //! Decoding: dense, of new tokens that it appends, and of a cache of quants.
 
-use super::{CASE, Case, HEAD_DIMS, PAGE, SINKS, Step, rounding};
+use super::{CASE, Case, HEAD_DIMS, PAGE, SINKS, SOFTCAP, Step, rounding};
 use crate::cases::cache::norm_heads;
 use crate::cases::cache::quants::append_and_read;
 use crate::harness::*;
