@@ -9,7 +9,8 @@ pub fn activate(activation: Activation, x: f64) -> f64 {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::GeluTanh => {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-            0.5 * x * (1.0 + u.tanh())
+            // `0.5 x (1 + tanh(u))`, without a difference of nearly equal numbers.
+            x / (1.0 + (-2.0 * u).exp())
         }
         Activation::SwigluOai => {
             let x = if x > 7.0 { 7.0 } else { x };

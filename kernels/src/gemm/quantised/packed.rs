@@ -90,7 +90,6 @@ pub fn pack(format: BlockFormat, k: usize, stored: &[u8], out: &mut [u8]) {
     let tile_blocks = TILE_K as usize / elems;
     let quants_of: fn(&[u8], &mut [u8]) =
         with_format!(format, F => F::quants as fn(&[u8], &mut [u8])).expect("it has tiles");
-    let arrange = with_format!(format, F => F::arrange as fn(u32) -> u32).expect("it has tiles");
     for (tile, out) in out.chunks_mut(tile_bytes).enumerate() {
         let (scales, units) = out.split_at_mut(scale_bytes);
         let mut quants = [[0; TILE_K as usize]; ROWS];
@@ -102,7 +101,7 @@ pub fn pack(format: BlockFormat, k: usize, stored: &[u8], out: &mut [u8]) {
             }
         }
         for (unit, out) in units.chunks_exact_mut(unit_bytes).enumerate() {
-            pack_unit(layout.quant_bits, arrange, &quants, unit * UNIT, out);
+            pack_unit(layout.quant_bits, &quants, unit * UNIT, out);
         }
     }
 }
@@ -124,7 +123,6 @@ fn pack_scales(layout: &TileLayout, block: &[u8], [row, i, blocks]: [usize; 3], 
 /// Packs the quants of 64 elements along k from `first` on.
 fn pack_unit(
     [low_bits, high_bits]: [usize; 2],
-    arrange: fn(u32) -> u32,
     quants: &[[u8; TILE_K as usize]; ROWS],
     first: usize,
     out: &mut [u8],
@@ -147,7 +145,7 @@ fn pack_unit(
                 }
                 4 => {
                     let [upper, lower] = rows.map(|row| row & 0x0f0f_0f0f);
-                    let word = arrange(upper | lower << 4);
+                    let word = upper | lower << 4;
                     low_out[16 * lane + 4 * step..][..4].copy_from_slice(&word.to_le_bytes());
                 }
                 _ => low |= plane(low_bits, step, rows),

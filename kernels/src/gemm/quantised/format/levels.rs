@@ -160,28 +160,14 @@ impl Format for MXFP4 {
 
     #[inline(always)]
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
-        let word = unit.low[step];
-        // Places of sign and of the rest in f16.
-        const SIGN: u32 = 0x8000_8000;
-        const REST: u32 = 0x0e00_0e00;
+        let nibbles = unit.low[step];
+        let placed = |sign: u32, rest: u32| (sign & 0x8000_8000) | (rest & 0x0e00_0e00);
         [
-            word & (SIGN | REST),
-            (word << 3) & (SIGN | REST),
-            ((word << 1) & SIGN) | ((word << 6) & REST),
-            ((word << 2) & SIGN) | ((word << 9) & REST),
+            placed(nibbles << 12, nibbles << 9),
+            placed(nibbles << 8, nibbles << 5),
+            placed(nibbles << 4, nibbles << 1),
+            placed(nibbles, nibbles >> 3),
         ]
-    }
-
-    /// In each half the signs of the fragment's words 0, 2, 3 and 1, from the highest bit on, then the
-    /// rest of words 0 to 3: so [`Format::fragment`] takes few instructions.
-    #[cfg(not(target_arch = "nvptx64"))]
-    fn arrange(nibbles: u32) -> u32 {
-        [0, 16].into_iter().fold(0, |word, half| {
-            let nibble = |i: u32| nibbles >> (half + 4 * i) & 15;
-            let signs = [(0, 15), (2, 14), (3, 13), (1, 12)].map(|(i, to)| nibble(i) >> 3 << to);
-            let rest = [0, 1, 2, 3].map(|i| (nibble(i) & 7) << (9 - 3 * i));
-            signs.into_iter().chain(rest).fold(word, |word, bits| word | bits << half)
-        })
     }
 
     #[cfg(not(target_arch = "nvptx64"))]

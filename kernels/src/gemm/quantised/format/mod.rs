@@ -182,12 +182,6 @@ pub trait Format {
     /// A fragment of A: the lane's quants in step `step` of a unit.
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4];
 
-    /// The word of a step, of nibbles as [`Nibbles`](nibbles::Nibbles) has them, as it is stored.
-    #[cfg(not(target_arch = "nvptx64"))]
-    fn arrange(nibbles: u32) -> u32 {
-        nibbles
-    }
-
     /// A fragment of A: the mins of the lane's rows, where they are integers. Columns 0 to 7 are the
     /// groups, columns 8 to 15 again, divided by [`MEAN_REST`].
     #[inline(always)]
