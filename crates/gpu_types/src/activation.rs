@@ -68,7 +68,7 @@ activations! {
 
 impl Activation {
     /// `sqrt(2 / pi)`, of [`Activation::GeluTanh`].
-    pub const GELU_SLOPE: f32 = 0.797_884_56;
+    pub const GELU_SLOPE: f32 = 0.797_884_6;
     /// Multiplies the cube in [`Activation::GeluTanh`].
     pub const GELU_CUBIC: f32 = 0.044_715;
     /// Multiplies the sigmoid's argument in [`Activation::SwigluOai`].

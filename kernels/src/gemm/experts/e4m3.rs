@@ -42,6 +42,7 @@ impl Weight for E4m3Rows {
     const FEW_BLOCKS: u32 = 2;
     const RING: usize = 4;
     const SUM_BLOCKS: u32 = 1;
+    const SUM_RING: usize = 2;
 
     #[inline(always)]
     fn row(TileRow { weight, n, k, expert, row, scales }: TileRow) -> LaneRows {

@@ -83,9 +83,9 @@ impl<W: Weight> Place<W> {
     instances(
         F in BLOCKS,
         E in [f16, bf16],
-        experts_{E}_sum = <Dense<E>, 2>,
-        experts_e4m3_sum = <E4m3Rows, 2>,
-        experts_{F}_sum = <F, 4>
+        experts_{E}_sum = <Dense<E>, { <Dense<E> as Weight>::SUM_RING }>,
+        experts_e4m3_sum = <E4m3Rows, { <E4m3Rows as Weight>::SUM_RING }>,
+        experts_{F}_sum = <F, { <F as Weight>::SUM_RING }>
     )
 )]
 pub unsafe fn experts_sum<W: Weight, const RING: usize>(
@@ -127,7 +127,7 @@ pub unsafe fn experts_sum<W: Weight, const RING: usize>(
         let mut scales = at.load_scales();
         let mut units = [at.load_unit(0); RING];
         unroll!(i in 0..4, {
-            if i > 0 && i < RING {
+            if (1..RING).contains(&i) {
                 units[i] = at.load_unit(i);
             }
         });

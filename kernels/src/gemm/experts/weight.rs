@@ -75,6 +75,9 @@ pub trait Weight: 'static {
     /// Blocks of [`sum`](super::sum) for whose registers an SM has room.
     const SUM_BLOCKS: u32;
 
+    /// Units of a warp of [`sum`](super::sum) on their way.
+    const SUM_RING: usize;
+
     /// The lane's part of a row of tiles.
     fn row(at: TileRow) -> Self::Row;
 
@@ -128,6 +131,10 @@ impl<F: Format + 'static> Weight for F {
         // On sm_80 it takes a few registers more.
         BlockFormat::MXFP4 if cfg!(target_feature = "sm_90a") => 2,
         _ => 1,
+    };
+    const SUM_RING: usize = match F::FORMAT {
+        BlockFormat::MXFP4 => 2,
+        _ => 4,
     };
 
     #[inline(always)]
@@ -237,6 +244,7 @@ impl<E: Half + 'static> Weight for Dense<E> {
     const FEW_BLOCKS: u32 = 3;
     const RING: usize = 2;
     const SUM_BLOCKS: u32 = 1;
+    const SUM_RING: usize = 2;
 
     #[inline(always)]
     fn row(TileRow { weight, n, k, expert, row, .. }: TileRow) -> DenseRow {
