@@ -257,7 +257,7 @@ impl Memory {
     /// `griddepcontrol.wait`, or has synchronised with one that has. Some thread of each block
     /// must: else the launch could end before earlier ones.
     ///
-    /// Of the launches before the previous one all accesses are ordered before it, as the previous
+    /// All accesses of the launches before the previous one are ordered before it, as the previous
     /// one let it start (`griddepcontrol.launch_dependents`) when it had waited for them; unless a
     /// block of it did so before it had waited.
     pub fn overlap_next_launch(&mut self) {

@@ -109,7 +109,7 @@ impl Stream {
 pub(crate) struct Done {
     /// All of its launches that have ended; `None` if there were none.
     pub launches: Option<Rc<Knowledge>>,
-    /// Those but the last one, if it waited for them before it let the next launch start.
+    /// All but the last one, if it waited for them before it let the next launch start.
     pub launches_before_last: Option<Rc<Knowledge>>,
     /// All of them, and the blocks that have ended of the one that runs.
     blocks: Option<Knowledge>,

@@ -110,7 +110,7 @@ pub struct NewTokens<E> {
 
 /// What a thread needs for a new token of what no launch of the step writes.
 pub struct TokenInputs {
-    /// Its slot in the cache.
+    /// The token's slot in the cache.
     slot: u32,
     pair: Pair,
     norm: Option<NormWeights>,
