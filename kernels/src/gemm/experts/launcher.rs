@@ -46,7 +46,7 @@ pub enum Stored {
     Dense,
     /// Tiles of a format: each expert's begin with a row of tiles.
     Tiles(BlockFormat),
-    /// Rows of E4M3, behind those of all experts, from a multiple of 16 bytes on, a scale in f32 of
+    /// Rows of E4M3; after those of all experts, from a multiple of 16 bytes on, a scale in f32 of
     /// each row, or of each block of 128 by 128, which are no two experts'.
     E4m3 {
         /// Whether blocks have scales.

@@ -42,7 +42,7 @@ pub struct TileRow {
     pub scales: ScalesAt,
 }
 
-/// Where the scales of E4M3 are, behind the matrices of all experts.
+/// Where the scales of E4M3 are: after the matrices of all experts.
 #[derive(Clone, Copy)]
 pub struct ScalesAt {
     /// From the first element on, in units of 16 bytes.
