@@ -1,4 +1,4 @@
-//! Real engines behind a room.
+//! A server of many models with the engines of real ones.
 
 use super::engines::Engines;
 use super::keep_alive::KeepAlive;
