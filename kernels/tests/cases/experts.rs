@@ -202,7 +202,11 @@ impl Case {
         let shape = [num_experts * n, k];
         let stored_weight = |salt| match self.stored {
             Stored::Dense => (Matrix::random::<E>(shape[0], k, salt), weights::Codes::default()),
-            Stored::Tiles(format) => weights::tiles(format, shape, |factor| factor * 0.1),
+            Stored::Tiles(format) => {
+                // Those of up differ by their factors.
+                let largest = if salt == 2 { 0.1 } else { 0.03 };
+                weights::tiles(format, shape, |factor| factor * largest)
+            }
             Stored::E4m3 { in_blocks } => weights::e4m3(shape, in_blocks, salt),
         };
         let (weight, codes) = stored_weight(2);
@@ -503,7 +507,35 @@ fn experts_in_blocks_match_oracle() {
         let many = Case { stored, k, n: 24, order: SumOrder::Tiles, ..CASE };
         Case { tokens: [9, 9], ..many }.run::<f16>(1);
         Case { gate: SILU, ..many }.run::<f16>(2);
+        // On Hopper: tiles of a tile that have no rows, and several chunks.
+        let hopper = Case { target: Target::Sm90a, tokens: [70, 75], num_experts: 3, ..many };
+        Case { gate: SILU, n: 72, ..hopper }.run::<f16>(1);
+        Case { bias: true, n: 130, choice: Choice::Even, ..hopper }.run::<f16>(2);
     }
+}
+
+/// Every number of columns of the MMAs, tiles of several experts a block, and all about a gate.
+#[test]
+fn experts_in_blocks_on_hopper_match_oracle() {
+    let hopper = Case {
+        stored: Stored::Tiles(BlockFormat::MXFP4),
+        order: SumOrder::Tiles,
+        target: Target::Sm90a,
+        k: 352,
+        n: 300,
+        num_experts: 3,
+        ..CASE
+    };
+    for choice in [Choice::ToOne, Choice::Even, Choice::Uneven] {
+        for tokens in [[0, 5], [1, 5], [40, 60], [90, 96], [120, 310]] {
+            let case = Case { choice, tokens, ..hopper };
+            case.run::<f16>(1);
+            Case { gate: SWIGLU_OAI, bias: true, n: 104, ..case }.run::<f16>(2);
+            Case { x_by_choice: true, sums: Some(true), n: 33, k: 32, ..case }.run::<f16>(1);
+        }
+    }
+    let (_, symbols) = Case { tokens: [40, 40], ..hopper }.run::<f16>(1);
+    assert_eq!(symbols, ["group_experts", "experts_mxfp4_wgmma"]);
 }
 
 #[test]
@@ -517,6 +549,9 @@ fn experts_in_e4m3_match_oracle() {
         Case { gate: SWIGLU_OAI, bias: true, k: 1024, ..case }.run::<f16>(1);
         Case { tokens: [9, 9], order: SumOrder::Tiles, ..case }.run::<f16>(1);
         Case { gate: SILU, order: SumOrder::Tiles, ..case }.run::<f16>(2);
+        let hopper = Case { target: Target::Sm90a, order: SumOrder::Tiles, ..case };
+        Case { tokens: [70, 75], num_experts: 3, ..hopper }.run::<f16>(1);
+        Case { gate: SILU, choice: Choice::Even, ..hopper }.run::<f16>(2);
         let sum = Case { tokens: [1, 1], x_by_choice: true, sums: Some(true), ..case };
         Case { residual: true, ..sum }.run::<f16>(1);
     }
@@ -535,12 +570,14 @@ fn experts_in_f32_match_oracle() {
 /// of rows.
 #[test]
 fn a_tokens_bits_do_not_depend_on_the_others() {
-    for (order, target) in [
-        (SumOrder::SmallBatch, Target::Sm80),
-        (SumOrder::Tiles, Target::Sm80),
-        (SumOrder::Tiles, Target::Sm90a),
+    let q4_k = Stored::Tiles(BlockFormat::Q4_K);
+    for (order, target, stored, k) in [
+        (SumOrder::SmallBatch, Target::Sm80, Stored::Dense, 1032),
+        (SumOrder::Tiles, Target::Sm80, Stored::Dense, 1032),
+        (SumOrder::Tiles, Target::Sm90a, Stored::Dense, 1032),
+        (SumOrder::Tiles, Target::Sm90a, q4_k, 768),
     ] {
-        let case = Case { order, target, k: 1032, sums: Some(true), gate: SILU, ..CASE };
+        let case = Case { order, target, stored, k, sums: Some(true), gate: SILU, ..CASE };
         let rows = |tokens| Case { tokens: [tokens, tokens], ..case }.run::<f16>(1).0;
         let [one, few, many] = [1, 9, 150].map(rows);
         assert_eq!(bits(&one), bits(&few[..one.len()]));

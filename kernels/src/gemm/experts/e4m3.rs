@@ -5,6 +5,7 @@ use crate::element::Half;
 use crate::gemm::quantised::format::{
     TILE_K, TILE_ROWS, TILE_UNITS, UNIT_K, lane_group, lane_pair,
 };
+use crate::gemm::quantised::prompt::fragment::InOrder;
 use crate::tile::weight::{SCALE_BLOCK, WeightElement};
 use cuda_std::E4m3;
 use cuda_std::mma::Accumulator;
@@ -142,4 +143,31 @@ fn raw_fragments(unit: &<E4m3Rows as Weight>::Unit, half: usize) -> Fragments {
         [0, 1].map(|quad| E4m3::operands(&[a, b, 0, 0], quad))
     });
     [0, 1].map(|step| [upper[step][0], lower[step][0], upper[step][1], lower[step][1]])
+}
+
+/// A lane has 8 elements along k of each row and half; in order, it has pairs of all four lanes.
+impl InOrder for [[[u32; 2]; HALVES]; 2] {
+    #[inline(always)]
+    fn in_order(self) -> Self {
+        self.map(|row| row.map(transpose_pairs))
+    }
+}
+
+/// Lane `i` of a group of four has row `i` of a matrix of four by four pairs of bytes; it gets
+/// column `i`.
+#[inline(always)]
+fn transpose_pairs([first, second]: [u32; 2]) -> [u32; 2] {
+    const LOW: u32 = 0x5410;
+    const HIGH: u32 = 0x7632;
+    // Columns 0 and 1 to lanes 0 and 1, columns 2 and 3 to lanes 2 and 3.
+    let is_upper = lane_pair() >= 2;
+    let other = warp::shuffle_xor(if is_upper { first } else { second }, 2);
+    let (upper, lower) = if is_upper { (other, second) } else { (first, other) };
+    // Of two columns and the rows of this lane and of the one two after it, one column.
+    let is_odd = lane_pair() % 2 == 1;
+    let [keep, give] = if is_odd { [HIGH, LOW] } else { [LOW, HIGH] };
+    let own = math::byte_perm(upper, lower, keep);
+    let other = warp::shuffle_xor(math::byte_perm(upper, lower, give), 1);
+    let [even, odd] = if is_odd { [other, own] } else { [own, other] };
+    [LOW, HIGH].map(|rows| math::byte_perm(even, odd, rows))
 }

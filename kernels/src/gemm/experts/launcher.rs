@@ -2,19 +2,19 @@
 
 mod route;
 mod sum;
+mod wgmma;
 
 pub use route::{Route, RouteOperands};
 
 use super::chunk::{CHUNK_WORDS, NUM_THREADS, NUM_WARPS};
 use super::e4m3::E4m3Rows;
 use super::weight::{Dense, ROUND};
-use super::{combine, few, group, linear_f32, many, wgmma};
+use super::{combine, few, group, linear_f32, many};
 use crate::Rows;
 use crate::activation::{gate_arg, num_parts};
 use crate::element::{Number, VEC_ELEMS, type_of};
-use crate::gemm::config::wgmma::BLOCK_K;
 use crate::gemm::layer::Maps;
-use crate::gemm::problem::{refuse, tensor_map};
+use crate::gemm::problem::refuse;
 use crate::gemm::quantised::BlockFormat;
 use crate::gemm::quantised::format::{TILE_ROWS, UNIT_K};
 use crate::gemm::quantised::packed;
@@ -23,13 +23,12 @@ use crate::operand::is_aligned;
 use crate::tile::weight::SCALE_BLOCK;
 use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
-use cuda_std::tensor_map::TensorMapSpec;
-use gpu_types::{Activation, Dtype, Target};
+use gpu_types::{Activation, Dtype};
 use half::{bf16, f16};
 use route::check_experts;
 
 /// Choices an expert, if all have as many, below which chunks of eight are the faster: beside
-/// [`many`], and beside [`wgmma`].
+/// [`many`], and beside [`wgmma`](super::wgmma).
 const FEW_ROWS: usize = 4;
 const FEW_ROWS_BESIDE_WGMMA: usize = 1;
 
@@ -175,17 +174,13 @@ impl ExpertLinear {
             Kernel::Few => few::CHUNK_ROWS,
             Kernel::Many => many::CHUNK_ROWS,
             // No more than tokens: each has an expert once.
-            Kernel::Wgmma => {
-                wgmma::mma_rows(self.max_tokens.min(wgmma::MAX_CHUNK_ROWS as usize) as u32)
-            }
+            Kernel::Wgmma => self.wgmma_rows(),
         }) as usize
     }
 
     /// The kernel of operands `E` on `gpu`.
     fn kernel<E: Number>(&self, gpu: Gpu) -> Kernel {
-        let has_wgmma = gpu.target == Target::Sm90a
-            && self.stored == Stored::Dense
-            && (self.gate.is_none() || self.n.is_multiple_of(wgmma::GATE_ROWS as usize));
+        let has_wgmma = self.has_wgmma(gpu);
         let few_rows = if has_wgmma { FEW_ROWS_BESIDE_WGMMA } else { FEW_ROWS };
         let is_few = match self.order {
             SumOrder::Fastest => self.num_choices() < few_rows * self.num_experts,
@@ -413,72 +408,6 @@ impl ExpertLinear {
             out_choice_stride: n,
         };
         Ok(Some(args.launch(instance, geometry)))
-    }
-
-    /// The products in f16 or bf16, by [`wgmma`].
-    fn launch_wgmma<E: Number>(
-        &self,
-        gpu: Gpu,
-        operands: &ExpertOperands<E>,
-        products: Rows<E>,
-        at: &Workspace,
-        maps: Maps<'_>,
-    ) -> Result<Option<Launch>, LaunchError> {
-        self.check(operands)?;
-        let stages = wgmma::Stages::new(self.chunk_rows(Kernel::Wgmma) as u32);
-        let block_columns = wgmma::BLOCK_COLUMNS as usize / num_parts(self.gate);
-        let columns = self.n.div_ceil(block_columns);
-        let tiles = columns.saturating_mul(self.max_chunks(stages.x_rows as usize));
-        let grid = [tiles.min(gpu.num_sms), 1, 1];
-        let shared_bytes = stages.shared_bytes() as usize;
-        let geometry = Geometry::new(grid, wgmma::NUM_THREADS as usize, shared_bytes)?;
-        let Some(geometry) = geometry else { return Ok(None) };
-        arg_u32("elements of x", self.max_tokens.saturating_mul(operands.x.row_stride))?;
-        let args = wgmma::experts_wgmma::Args {
-            top_k: self.top_k as u32,
-            chunks: DevicePtr::new(at.chunks),
-            order: DevicePtr::new(at.order),
-            columns: arg_u32("n", columns)?,
-            num_stages: stages.num,
-            x_rows: stages.x_rows,
-            n: arg_u32("n", self.n)?,
-            k: arg_u32("k", self.k)?,
-            gate: gate_arg(self.gate),
-            up_is_first: (operands.up.0 < operands.weight.0).into(),
-            x: DevicePtr::new(operands.x.ptr.0),
-            x_stride: operands.x.stride_arg()?,
-            x_choice_stride: self.x_choice_stride(operands.x_by_choice),
-            bias: operands.bias[0],
-            up_bias: operands.bias[1],
-            out: products.untyped_ptr(),
-            out_stride: products.stride_arg()?,
-            out_choice_stride: self.n as u32,
-            weight: maps(&self.wgmma_map(operands)),
-        };
-        let is_it = |i: wgmma::experts_wgmma::Instance| Some(i.e()) == type_of(E::DTYPE);
-        let instance = wgmma::experts_wgmma::Instance::find(is_it).expect("both types");
-        Ok(Some(args.launch(instance, geometry)))
-    }
-
-    /// The map of the rows of all experts; with a gate those of gate and of up, eight of each in turn.
-    fn wgmma_map<E>(&self, operands: &ExpertOperands<E>) -> TensorMapSpec {
-        let (weight, up) = (operands.weight.0, operands.up.0);
-        let rows = self.num_experts.saturating_mul(self.n);
-        let matrices = Rows::<f16>::new(DevicePtr::new(weight), self.k);
-        let boxes = [wgmma::BLOCK_COLUMNS, BLOCK_K].map(|size| size as usize);
-        let map = tensor_map(&matrices, [rows, self.k], boxes);
-        if self.gate.is_none() {
-            return map;
-        }
-        let row_bytes = map.strides_bytes[0];
-        let group = wgmma::GATE_ROWS;
-        TensorMapSpec {
-            address: weight.min(up),
-            dims: vec![map.dims[0], group.into(), 2, rows as u64 / u64::from(group)],
-            strides_bytes: vec![row_bytes, weight.abs_diff(up), u64::from(group) * row_bytes],
-            box_dims: vec![BLOCK_K, group, 2, wgmma::BLOCK_COLUMNS / 2 / group],
-            ..map
-        }
     }
 
     /// The kernels' type of the weight.

@@ -1,9 +1,9 @@
 //! Mixtures of experts: the router, and linear layers of the experts that tokens have chosen.
 //!
-//! A choice is a token's `i`-th expert. [`few`], [`many`] and, of dense weights on Hopper, [`wgmma`]
-//! take chunks of choices of the same expert: of up to 8, 64 and 256. The choices of a token are
-//! computed apart, and [`combine`] adds them in their order, so that a token's bits do not depend on
-//! the others'; those of a single token, where they may, are one launch with their sum, [`sum`].
+//! A choice is a token's `i`-th expert. [`few`], [`many`] and, on Hopper, [`wgmma`] take chunks of
+//! choices of the same expert: of up to 8, 64 and 256. The choices of a token are computed apart, and
+//! [`combine`] adds them in their order, so that a token's bits do not depend on the others'; those
+//! of a single token, where they may, are one launch with their sum, [`sum`].
 
 pub mod chunk;
 pub mod combine;

@@ -131,6 +131,7 @@ impl Format for Q6K {
     const GROUP_STEPS: usize = 1;
     const OFFSET: f32 = -32.0;
     const MINS: Mins = Mins::None;
+    const HAS_HALF_SCALES: bool = false;
     const LOWER_ROW: f32 = 16.0;
     const SCALE_BYTES: u32 = 18 * TILE_ROWS;
     const UNIT_BYTES: u32 = Nibbles::<2>::BYTES;

@@ -59,6 +59,7 @@ impl Format for IQ4XS {
     const GROUP_STEPS: usize = 2;
     const OFFSET: f32 = -128.0;
     const MINS: Mins = Mins::None;
+    const HAS_HALF_SCALES: bool = false;
     const LOWER_ROW: f32 = 1.0;
     const SCALE_BYTES: u32 = 8 * TILE_ROWS;
     const UNIT_BYTES: u32 = Nibbles::<0>::BYTES;

@@ -60,7 +60,7 @@ pub const UNIT_STEPS: usize = (UNIT_K / STEP_K) as usize;
 pub const TILE_STEPS: usize = TILE_UNITS * UNIT_STEPS;
 
 /// The smallest f16.
-const SUBNORMAL: f32 = 1.0 / (1 << 24) as f32;
+pub const SUBNORMAL: f32 = 1.0 / (1 << 24) as f32;
 
 /// A lane's part of a 16-byte row of scales, for both of its rows.
 pub type ScaleRows<const WORDS: usize> = [[u32; WORDS]; 2];
@@ -134,6 +134,8 @@ pub trait Format {
     const OFFSET: f32;
     /// Whether groups have a `min`.
     const MINS: Mins;
+    /// Whether scales of groups are f16, or, of integers, those of rows; and mins that are floats.
+    const HAS_HALF_SCALES: bool = true;
     /// What a quant of 1 is in a fragment.
     const ONE: f32 = SUBNORMAL;
     /// What quants of rows 8 to 15 are multiplied by.

@@ -14,6 +14,7 @@ impl Format for Q2K {
     const GROUP_STEPS: usize = 1;
     const OFFSET: f32 = 0.0;
     const MINS: Mins = Mins::Floats;
+    const HAS_HALF_SCALES: bool = false;
     const LOWER_ROW: f32 = 16.0;
     const SCALE_BYTES: u32 = 20 * TILE_ROWS;
     const UNIT_BYTES: u32 = TwoBits::<0>::BYTES;
@@ -81,6 +82,7 @@ impl Format for Q3K {
     const GROUP_STEPS: usize = 1;
     const OFFSET: f32 = -4.0;
     const MINS: Mins = Mins::None;
+    const HAS_HALF_SCALES: bool = false;
     const LOWER_ROW: f32 = 16.0;
     const SCALE_BYTES: u32 = 14 * TILE_ROWS;
     const UNIT_BYTES: u32 = TwoBits::<1>::BYTES;

@@ -6,8 +6,9 @@
 
 use crate::element::Half;
 use crate::gemm::quantised::format::{
-    Format, Nibbles, TwoBits, UNIT_STEPS, lane_pair, quant_scale,
+    Format, Mins, Nibbles, SUBNORMAL, TwoBits, UNIT_STEPS, lane_pair, quant_scale,
 };
+use cuda_std::F16x2;
 use cuda_std::prelude::*;
 use half::f16;
 
@@ -92,7 +93,7 @@ impl InOrder for [[u32; 4]; 2] {
 }
 
 /// The fragment of step `step` of unit `unit` of a tile: the elements that a dense copy of the
-/// weight has.
+/// weight has, but that mins which are products are rounded before they are added.
 #[inline(always)]
 pub fn fragment<F: Format>(
     quants: &F::Unit,
@@ -101,24 +102,75 @@ pub fn fragment<F: Format>(
     step: usize,
 ) -> [u32; 4] {
     let group = (unit * UNIT_STEPS + step) / F::GROUP_STEPS;
-    let rows = [0, 1].map(|row| factors::<F>(scales, row, group));
     let words = F::fragment(quants, step);
+    let rows = [0, 1].map(|row| (F::group_scale(scales, row, group), F::row_scale(scales, row)));
     let mut elements = [0; 4];
     for i in 0..4 {
-        let [scale, offset] = rows[i % 2];
-        let [lo, hi] = f16::unpack(words[i]).map(|quant| math::fma(quant, scale, offset));
-        elements[i] = f16::pack(lo, hi);
+        let (of_group, of_row) = rows[i % 2];
+        elements[i] = match F::HAS_HALF_SCALES && HAS_REGISTERS {
+            true => half_elements::<F>(words[i], i % 2, of_group, of_row).to_bits(),
+            false => elements_in_f32::<F>(words[i], i % 2, of_group, of_row),
+        };
     }
     elements
 }
 
-/// What a group's quants in a row are multiplied by, and what is added. The powers of two are
-/// exact, so that an element is rounded as [`dequantise`](super::super::dequantise) rounds it.
+/// Whether there are registers for the constants of [`half_elements`]: on sm_80 kernels would spill.
+const HAS_REGISTERS: bool = cfg!(any(not(target_arch = "nvptx64"), target_feature = "sm_90a"));
+
+/// Two quants of a row with [`Format::OFFSET`], times the integer scale if there is one: exactly.
 #[inline(always)]
-fn factors<F: Format>(scales: &F::Scales, row: usize, group: usize) -> [f32; 2] {
-    let ([scale, min], [row_scale, min_scale]) =
-        (F::group_scale(scales, row, group), F::row_scale(scales, row));
+fn integers<F: Format>(word: u32, row: usize, scale: f32) -> F16x2 {
+    /// 1024 in f16: its last bit counts 1.
+    const ONES: u32 = 0x6400_6400;
+    let factor = quant_scale::<F>(row);
+    if F::ONE != SUBNORMAL {
+        return f16x2::mul(F16x2::from_bits(word), splat(factor));
+    }
+    // The bits of a subnormal are those of an integer.
+    let factor = factor * SUBNORMAL;
+    let (word, offset) = (F16x2::from_bits(word | ONES), F::OFFSET - 1024.0 * factor);
+    match F::MINS {
+        // Six bits.
+        Mins::Integers => f16x2::fma(word, splat(factor * scale), splat(offset * scale)),
+        _ => f16x2::fma(word, splat(factor), splat(offset)),
+    }
+}
+
+/// Two elements of a row, of the scale and min of its group and what those are multiplied by.
+#[inline(always)]
+fn half_elements<F: Format>(
+    word: u32,
+    row: usize,
+    [scale, min]: [f32; 2],
+    [row_scale, min_scale]: [f32; 2],
+) -> F16x2 {
+    let integers = integers::<F>(word, row, scale);
+    match F::MINS {
+        Mins::None => f16x2::mul(integers, splat(scale)),
+        Mins::Floats => f16x2::fma(integers, splat(scale), splat(min)),
+        Mins::Integers => f16x2::fma(integers, splat(row_scale), splat(min * min_scale)),
+    }
+}
+
+/// As [`half_elements`], of scales that are no f16.
+#[inline(always)]
+fn elements_in_f32<F: Format>(
+    word: u32,
+    row: usize,
+    [scale, min]: [f32; 2],
+    [row_scale, min_scale]: [f32; 2],
+) -> u32 {
+    // The powers of two are exact, so that an element is rounded as `dequantise` rounds it.
     let (scale, min) = (scale * row_scale, min * min_scale);
     let offset = if F::OFFSET == 0.0 { min } else { math::fma(F::OFFSET, scale, min) };
-    [scale * quant_scale::<F>(row), offset]
+    let factor = scale * quant_scale::<F>(row);
+    let [lo, hi] = f16::unpack(word).map(|quant| math::fma(quant, factor, offset));
+    f16::pack(lo, hi)
+}
+
+/// A pair of the value, rounded.
+#[inline(always)]
+fn splat(value: f32) -> F16x2 {
+    F16x2::from_bits(f16::pack(value, value))
 }

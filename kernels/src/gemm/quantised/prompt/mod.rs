@@ -4,9 +4,9 @@
 //! Shapes    those of [`gemm_f16_quantised`](super::gemm_f16_quantised()), any number of rows.
 //! Launch    a block for 128 rows of the weight and 64 or 128 rows of x, or a cluster of blocks that
 //!           split k.
-//! Numerics  elements of the weight are rounded to f16, as a dense copy has them; MMAs of k = 16 in
-//!           f32; with split-K the partial sums are added in the order of k. One rounding at the
-//!           store; gate and up are rounded before they are multiplied.
+//! Numerics  elements of the weight are rounded to f16, as a dense copy has them, after mins that are
+//!           products; MMAs of k = 16 in f32; with split-K the partial sums are added in the order of
+//!           k. One rounding at the store; gate and up are rounded before they are multiplied.
 //! Bound     tensor cores, and the instructions that dequantise.
 //! Source    CUTLASS (mixed-input GEMM: operand A in registers); DeepGEMM ("swap A/B").
 //!
