@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
 
-const GGUF: &str =
+pub const GGUF: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/llama_server/model.gguf");
 
 /// `alpha.gguf` and `beta.gguf`, which have tokenizers and other weights, and the directories
@@ -207,6 +207,56 @@ fn swaps_lose_no_request_and_leave_no_thread() {
     assert!(num_threads(&serving) <= before + 8, "{before} {}", num_threads(&serving));
     let served = ["llama", "qwen"].map(|name| metric(client, "request_success_total", name));
     assert_eq!(served, [21.0, 21.0]);
+}
+
+/// Memory of a process that is of no file, in MiB; 0 where the system does not say.
+fn anonymous_mib(serving: &Serving) -> usize {
+    let status = fs::read_to_string(format!("/proc/{}/status", serving.child.id()));
+    let status = status.unwrap_or_default();
+    let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    kib.map_or(0, |kib| kib.trim().trim_end_matches(" kB").parse::<usize>().unwrap() / 1024)
+}
+
+#[test]
+fn memory_after_swaps_under_load_is_as_before() {
+    let dir = models();
+    let none = dir.path().join("none");
+    let caches = [("HF_HOME", none.to_str().unwrap()), ("HF_HUB_CACHE", "")];
+    let args = ["--models-dir", dir.path().to_str().unwrap(), "-c", "64", "--models-max", "1"];
+    let serving = Serving::start_in(&args, &caches);
+    let client = &serving.client;
+    client.wait_for("/ready", 200);
+    // One of them is as large as those that are used.
+    let names = ["llama", "smollm2-135m-instruct", "qwen"];
+    let ask = |name: &str| {
+        let body = json!({ "model": name, "prompt": [1, 2, 3], "max_tokens": 4,
+                           "temperature": 0, "return_token_ids": true, "ignore_eos": true });
+        client.ok("/v1/completions", &body)["choices"][0]["token_ids"].clone()
+    };
+    let unload_all = || {
+        for name in names {
+            client.post("/models/unload", &json!({ "model": name }));
+            wait_for_state(client, name, "unloaded");
+        }
+        anonymous_mib(&serving)
+    };
+    let wanted = names.map(ask);
+    let before = unload_all();
+    thread::scope(|scope| {
+        for start in 0..4 {
+            let (ask, wanted) = (&ask, &wanted);
+            scope.spawn(move || {
+                for turn in start..start + 12 {
+                    assert_eq!(ask(names[turn % 3]), wanted[turn % 3], "{}", names[turn % 3]);
+                }
+            });
+        }
+    });
+    let log = serving.log.lock().unwrap().clone();
+    let num_swaps = log.matches(" with a context of ").count();
+    assert!(num_swaps > 15, "{num_swaps} swaps");
+    let after = unload_all();
+    assert!(after <= before + 32, "{before} MiB, {after} MiB after {num_swaps} swaps");
 }
 
 #[test]

@@ -56,6 +56,7 @@ pub fn run(args: &ServeArgs, options: ServerOptions) -> Result<(), Failure> {
     if let Some(dir) = models.models_dir.as_ref().filter(|dir| !dir.is_dir()) {
         return Err(Failure::Input(format!("--models-dir {}: no such directory", dir.display())));
     }
+    cpu_ops::host_memory::return_large_buffers();
     args.engine.start_threads()?;
     let preset = match &models.models_preset {
         Some(file) => Preset::read(file)?,
