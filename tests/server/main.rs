@@ -22,6 +22,7 @@ mod responses;
 #[path = "../cli/support.rs"]
 #[allow(dead_code)]
 mod support;
+mod templates;
 mod tokens;
 
 use client::Serving;

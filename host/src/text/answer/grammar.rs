@@ -281,4 +281,4 @@ impl<'a> Rules<'a> {
 }
 
 #[cfg(all(test, feature = "grammar"))]
-mod tests;
+pub(super) mod tests;

@@ -9,6 +9,9 @@ use serde_json::json;
 use std::fs;
 use std::path::PathBuf;
 
+#[cfg(feature = "grammar")]
+mod round_trip;
+
 fn directory() -> PathBuf {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/text/templates").into()
 }
@@ -71,8 +74,6 @@ struct Answer {
 
 /// What `reader` makes of `text` that comes in pieces of lengths up to `most`.
 fn read(mut reader: AnswerReader, text: &str, most: usize, rng: &mut ChaCha8Rng) -> Answer {
-    let mut answer = Answer::default();
-    let mut jsons: Vec<(String, String)> = Vec::new();
     let mut pieces = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
@@ -82,6 +83,15 @@ fn read(mut reader: AnswerReader, text: &str, most: usize, rng: &mut ChaCha8Rng)
         rest = &rest[end..];
     }
     pieces.extend(reader.finish());
+    let answer = put_together(pieces);
+    assert_eq!(reader.has_calls(), !answer.calls.is_empty());
+    answer
+}
+
+/// The answer that `pieces` are of.
+fn put_together(pieces: Vec<Piece>) -> Answer {
+    let mut answer = Answer::default();
+    let mut jsons: Vec<(String, String)> = Vec::new();
     for piece in pieces {
         match piece {
             Piece::Text(text) => answer.text += &text,
@@ -93,7 +103,6 @@ fn read(mut reader: AnswerReader, text: &str, most: usize, rng: &mut ChaCha8Rng)
             Piece::CallArguments { index, json } => jsons[index].1 += &json,
         }
     }
-    assert_eq!(reader.has_calls(), !jsons.is_empty());
     let parse = |json: &str| serde_json::from_str(json).unwrap_or_else(|_| json.into());
     answer.calls = jsons.into_iter().map(|(name, json)| (name, parse(&json))).collect();
     answer

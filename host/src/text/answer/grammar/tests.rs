@@ -41,13 +41,18 @@ fn answer(text: &Text, grammar: &dyn Constraint, begun: &str, rng: &mut ChaCha8R
 
 /// A vocabulary of bytes in which the tags of `format` are special tokens.
 fn with_special_tags(format: &AnswerFormat) -> Text {
+    vocabulary(&format.marks())
+}
+
+/// A vocabulary of bytes in which the tags of `marks` are special tokens.
+pub(in crate::text::answer) fn vocabulary(marks: &[String]) -> Text {
     let is_plain = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let others = (0..=255u8).filter(|byte| !is_plain(byte)).zip('\u{100}'..).map(|(_, char)| char);
     let bytes = (0..=255u8).filter(is_plain).map(char::from).chain(others).map(String::from);
     let mut pieces: Vec<(String, i32)> = bytes.map(|byte| (byte, 1)).collect();
     pieces.push(("</s>".to_owned(), 3));
-    for mark in format.marks() {
-        for tag in segments(&mark) {
+    for mark in marks {
+        for tag in segments(mark) {
             let is_tag = tag.starts_with(['<', '[', ']']) && tag.ends_with(['>', ']', '[']);
             let tag = (tag.to_owned(), 3);
             if is_tag && tag.0.len() > 3 && !pieces.contains(&tag) {
