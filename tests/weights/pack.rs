@@ -1,5 +1,6 @@
 //! Packing a checkpoint's tensors into a plan's weights.
 
+use std::ops::ControlFlow;
 use std::sync::Mutex;
 
 use crate::files::{Gguf, assert_error, f32_bytes, tests_dir};
@@ -7,7 +8,7 @@ use half::{bf16, f16};
 use halfwarp::plan::{
     Dtype, PartTransform, ReadWeightError, Weight, WeightLayout, WeightPart, WeightSource,
 };
-use halfwarp::weights::{Checkpoint, Progress, TensorDtype, WeightsError};
+use halfwarp::weights::{BrokenOff, Checkpoint, Progress, TensorDtype, WeightsError};
 
 const F32: u32 = 0;
 const BF16: u32 = 30;
@@ -373,10 +374,14 @@ fn rejects_weights_that_the_checkpoint_cannot_give() {
 fn progress_counts_bytes() {
     let (checkpoint, _) = checkpoint();
     let reports = Mutex::new(Vec::new());
-    let progress =
-        Progress::new(&checkpoint, 264, |done, total| reports.lock().unwrap().push((done, total)));
+    let progress = Progress::new(&checkpoint, 264, |done, total| {
+        reports.lock().unwrap().push((done, total));
+        if done > 264 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
     read(&progress, &weight(2, 32, &[("q", 2)])).unwrap();
     read(&progress, &weight(1, 2, &[("a", 2)])).unwrap();
     assert!(read(&progress, &weight(1, 2, &[("x", 2)])).is_err());
-    assert_eq!(reports.into_inner().unwrap(), [(256, 264), (264, 264)]);
+    assert_eq!(*reports.lock().unwrap(), [(256, 264), (264, 264)]);
+    let broken_off = read(&progress, &weight(1, 2, &[("a", 2)])).unwrap_err();
+    assert_eq!(broken_off.to_string(), BrokenOff.to_string());
 }

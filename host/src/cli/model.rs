@@ -8,7 +8,7 @@ use halfwarp::{
     KvStorage, Model, ModelOverrides, Precision, PrecisionChoice, Request, Target, exec::cuda,
     models,
 };
-use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
+use std::{num::NonZeroUsize, ops::ControlFlow, path::PathBuf, sync::Arc};
 
 /// The arguments that name a model.
 #[derive(Clone, clap::Args)]
@@ -344,7 +344,12 @@ impl EngineArgs {
 
 /// With a progress bar on stderr, and what the user should know about the result.
 fn load(model: &Arc<Model>, options: EngineOptions) -> Result<Engine, Failure> {
-    let engine = Engine::with_progress(Arc::clone(model), options, terminal::loading_bar())?;
+    let bar = terminal::loading_bar();
+    let report = |done, total| {
+        bar(done, total);
+        ControlFlow::Continue(())
+    };
+    let engine = Engine::with_progress(Arc::clone(model), options, report)?;
     for note in engine.notes() {
         terminal::note(note);
     }

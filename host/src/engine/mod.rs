@@ -62,6 +62,7 @@ use scheduler::{Entry, Limits, Scheduler, Turns};
 use sequence::{Brought, Sequence};
 use sizing::Size;
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// What an engine is doing.
@@ -105,17 +106,19 @@ impl Engine {
     /// [`EngineError::Context`], [`EngineError::TooMany`], [`EngineError::Utilization`], [`EngineError::Memory`],
     /// [`EngineError::Model`], [`EngineError::Exec`].
     pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
-        Self::with_progress(model, options, |_, _| {})
+        Self::with_progress(model, options, |_, _| ControlFlow::Continue(()))
     }
 
-    /// As [`Engine::new`]; `report` is called after each weight with the bytes loaded and those of all weights.
+    /// As [`Engine::new`]; `report` is called after each weight with the bytes loaded and those of
+    /// all weights. It may break the loading off.
     ///
     /// # Errors
-    /// As [`Engine::new`].
+    /// As [`Engine::new`]; [`BrokenOff`](crate::weights::BrokenOff) within
+    /// [`ExecError::Weights`](crate::exec::ExecError::Weights) once `report` breaks.
     pub fn with_progress(
         model: Arc<Model>,
         options: EngineOptions,
-        report: impl Fn(usize, usize) + Sync,
+        report: impl Fn(usize, usize) -> ControlFlow<()> + Sync,
     ) -> Result<Self, EngineError> {
         let open = |attempts: &Attempts, max_tokens| {
             Self::open(&model, &options, attempts, max_tokens, &report)
@@ -152,7 +155,7 @@ impl Engine {
         options: &EngineOptions,
         attempts: &Attempts,
         max_tokens: usize,
-        report: impl Fn(usize, usize) + Sync,
+        report: impl Fn(usize, usize) -> ControlFlow<()> + Sync,
     ) -> Result<Self, EngineError> {
         let (numerics, Size { buckets, num_pages, budget }) =
             sizing::size(model, options, attempts, max_tokens, || options.device.free_memory())?;

@@ -21,7 +21,7 @@ pub use checkpoint::{Checkpoint, Origin};
 pub use error::WeightsError;
 pub(crate) use gguf::split::PartName;
 pub(crate) use pack::permuted_row;
-pub use progress::Progress;
+pub use progress::{BrokenOff, Progress};
 pub use quantize::{EncodeError, encode_rows};
 pub use tensor::{TensorDtype, TensorEntry, TensorInfo, Tensors};
 

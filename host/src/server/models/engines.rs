@@ -2,11 +2,12 @@
 
 use super::Offer;
 use super::room::Loader;
-use super::table::LoadError;
+use super::table::{Cancel, LoadError};
 use crate::Model;
 use crate::engine::{Engine, EngineError, EngineService};
 use crate::server::app::App;
 use crate::server::common::Common;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// How much later than others a thread that loads gets a core: a tenth of its share
@@ -31,7 +32,7 @@ pub struct Served {
 /// A model that has no engine yet.
 pub struct Opened {
     offer: Arc<Offer>,
-    model: Arc<Model>,
+    pub model: Arc<Model>,
     bytes: usize,
 }
 
@@ -78,17 +79,33 @@ impl Loader for Engines {
         Ok((Opened { offer, model, bytes }, bytes))
     }
 
-    fn load(&self, name: &str, opened: Opened) -> Result<(Arc<Served>, usize), LoadError> {
+    fn load(
+        &self,
+        name: &str,
+        opened: Opened,
+        cancel: &Cancel,
+    ) -> Result<(Arc<Served>, usize), LoadError> {
         let Opened { offer, model, bytes } = opened;
         let open = {
-            let (model, options) = (Arc::clone(&model), offer.engine.clone());
+            let (model, options, cancel) =
+                (Arc::clone(&model), offer.engine.clone(), cancel.clone());
+            let goes_on = move |_, _| match cancel.is_set() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            };
             move || match options.device.cuda_ordinal().is_some() {
-                true => Engine::new(model, options),
-                false => apart(|| Engine::new(model, options)),
+                true => Engine::with_progress(model, options, goes_on),
+                false => apart(|| Engine::with_progress(model, options, goes_on)),
             }
         };
         let service = EngineService::start(self.common.options.service, open);
-        let service = service.map_err(|error| refused(name, &error))?;
+        let service = service.map_err(|error| {
+            cpu_ops::host_memory::give_back();
+            if cancel.is_set() {
+                tracing::info!("{name} is not loaded: nobody waits for it any more");
+            }
+            refused(name, &error)
+        })?;
         let engine = service.handle().clone();
         tracing::info!("loaded {name} with a context of {} tokens", engine.context());
         let app = App::chosen(&self.common, model, offer.settings.clone(), engine);

@@ -11,6 +11,7 @@ mod keep_alive;
 mod many;
 mod names;
 mod room;
+mod slot;
 mod table;
 
 pub use keep_alive::KeepAlive;

@@ -1,7 +1,7 @@
 //! Carries out what [`Table`] says: loads and unloads models in threads of their own, and wakes
 //! requests that wait.
 
-use super::table::{Action, Limits, LoadError, Policy, Status, Table, Ticket};
+use super::table::{Action, Cancel, Limits, LoadError, Policy, Status, Table, Ticket};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -28,11 +28,17 @@ pub trait Loader: Send + Sync + 'static {
         room_bytes: Option<usize>,
     ) -> Result<(Self::Opened, usize), LoadError>;
 
-    /// Loads it; returns the bytes that it takes, too.
+    /// Loads it; returns the bytes that it takes, too. Once `cancel` is set it ends as soon as it
+    /// can.
     ///
     /// # Errors
-    /// [`LoadError::Failed`].
-    fn load(&self, name: &str, opened: Self::Opened) -> Result<(Self::Loaded, usize), LoadError>;
+    /// [`LoadError::Failed`]; any, with all memory returned, if it was cancelled.
+    fn load(
+        &self,
+        name: &str,
+        opened: Self::Opened,
+        cancel: &Cancel,
+    ) -> Result<(Self::Loaded, usize), LoadError>;
 
     /// Returns its memory, as far as nobody else has a handle of it.
     fn unload(&self, name: &str, loaded: Self::Loaded);
@@ -153,8 +159,8 @@ impl<L: Loader> Room<L> {
                     };
                     self.spawn(measure);
                 }
-                Action::Load { name, opened } => self.spawn(move |room| {
-                    let result = caught(|| room.loader.load(&name, opened));
+                Action::Load { name, opened, cancel } => self.spawn(move |room| {
+                    let result = caught(|| room.loader.load(&name, opened, &cancel));
                     let actions = lock(&room.table).loaded(&name, result, Instant::now());
                     room.run(actions);
                 }),

@@ -13,7 +13,7 @@ use tokio::task::yield_now;
 
 const STAYS: Policy = Policy { is_pinned: false, keep_alive: KeepAlive::Always };
 
-/// Each load takes an order: what is not `Ok` fails.
+/// Each load takes an order, unless it is cancelled before: what is not `Ok` fails.
 struct Scripted {
     orders: Mutex<mpsc::Receiver<Result<(), &'static str>>>,
     num_loads: AtomicUsize,
@@ -28,10 +28,22 @@ impl Loader for Scripted {
         Ok((name.to_owned(), 1))
     }
 
-    fn load(&self, name: &str, opened: String) -> Result<(Arc<String>, usize), LoadError> {
+    fn load(
+        &self,
+        name: &str,
+        opened: String,
+        cancel: &Cancel,
+    ) -> Result<(Arc<String>, usize), LoadError> {
         assert_eq!(name, opened);
         self.num_loads.fetch_add(1, Ordering::SeqCst);
-        match lock(&self.orders).recv().unwrap() {
+        let order = loop {
+            match lock(&self.orders).try_recv() {
+                Ok(order) => break order,
+                Err(_) if cancel.is_set() => return Err(LoadError::Failed("broken off".into())),
+                Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        match order {
             Ok(()) => Ok((Arc::new(opened), 1)),
             Err("panic") => panic!("a loader that panics"),
             Err(why) => Err(LoadError::Failed(why.into())),
@@ -80,16 +92,25 @@ fn state(room: &Room<Scripted>, name: &str) -> State {
 #[test]
 fn requests_share_a_load_and_its_failure() {
     let (room, orders) = room(None);
+    let both = |order| {
+        let (room, orders) = (&room, &orders);
+        async move {
+            let mut first = std::pin::pin!(room.lease("a", STAYS));
+            let mut second = std::pin::pin!(room.lease("a", STAYS));
+            // Both wait before there is anything to have.
+            assert!(is_pending(first.as_mut()).await && is_pending(second.as_mut()).await);
+            orders.send(order).unwrap();
+            tokio::join!(first, second)
+        }
+    };
     block_on(async {
-        orders.send(Err("bad luck")).unwrap();
-        let (first, second) = tokio::join!(room.lease("a", STAYS), room.lease("a", STAYS));
+        let (first, second) = both(Err("bad luck")).await;
         let failed = LoadError::Failed("bad luck".into());
         assert_eq!([first.err(), second.err()], [Some(failed.clone()), Some(failed)]);
         orders.send(Err("panic")).unwrap();
         let panicked = room.lease("a", STAYS).await.err().unwrap();
         assert_eq!(panicked.to_string(), "the server met a bug of its own");
-        orders.send(Ok(())).unwrap();
-        let (first, second) = tokio::join!(room.lease("a", STAYS), room.lease("a", STAYS));
+        let (first, second) = both(Ok(())).await;
         let (first, second) = (first.unwrap(), second.unwrap());
         assert!(Arc::ptr_eq(&first.model, &second.model));
         assert_eq!(room.loader().num_loads.load(Ordering::SeqCst), 3);
@@ -129,6 +150,36 @@ fn a_future_that_is_dropped_gives_up() {
         assert!(lock(&room.tickets).is_empty());
         drop(used);
         assert_eq!(state(&room, "a"), State::Loaded);
+    });
+}
+
+#[test]
+fn a_load_ends_when_all_that_wait_for_it_have_left() {
+    let (room, orders) = room(Some(1));
+    block_on(async {
+        {
+            let mut first = std::pin::pin!(room.lease("a", STAYS));
+            let mut second = std::pin::pin!(room.lease("a", STAYS));
+            assert!(is_pending(first.as_mut()).await && is_pending(second.as_mut()).await);
+            until(|| room.loader().num_loads.load(Ordering::SeqCst) == 1);
+        }
+        // Nobody has told the loader to end.
+        until(|| room.num_threads() == 0);
+        assert_eq!(state(&room, "a"), State::Unloaded);
+        assert_eq!(room.statuses()[0].failure, None);
+        orders.send(Ok(())).unwrap();
+        assert!(room.lease("b", STAYS).await.is_ok(), "its room is free");
+        // Who comes right after is served.
+        {
+            let mut waits = std::pin::pin!(room.lease("a", STAYS));
+            assert!(is_pending(waits.as_mut()).await);
+            until(|| room.loader().num_loads.load(Ordering::SeqCst) == 3);
+        }
+        let mut waits = std::pin::pin!(room.lease("a", STAYS));
+        assert!(is_pending(waits.as_mut()).await);
+        until(|| room.loader().num_loads.load(Ordering::SeqCst) == 4);
+        orders.send(Ok(())).unwrap();
+        assert!(waits.await.is_ok());
     });
 }
 
@@ -175,7 +226,7 @@ fn a_closed_room_wakes_those_that_wait() {
         room.close();
         assert_eq!(waits.await.err(), Some(LoadError::ShuttingDown));
         assert_eq!(room.lease("a", STAYS).await.err(), Some(LoadError::ShuttingDown));
-        orders.send(Ok(())).unwrap();
     });
+    drop(orders);
     until(|| room.num_threads() == 0);
 }

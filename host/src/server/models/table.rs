@@ -8,8 +8,10 @@
 //! done.
 
 use super::keep_alive::KeepAlive;
+use super::slot::{Leave, Slot, Stage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// A request that waits for a model.
@@ -50,14 +52,28 @@ pub enum LoadError {
     ShuttingDown,
 }
 
+/// Tells a loader that nobody wants its model any more.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// What is to be done. `O` is a model that is opened and measured, `M` one that is loaded.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Action<O, M> {
     /// Open it and count its memory, with `room_bytes` for it: [`Table::measured`] takes the
     /// result.
     Measure { name: String, room_bytes: Option<usize> },
-    /// [`Table::loaded`] takes the result.
-    Load { name: String, opened: O },
+    /// [`Table::loaded`] takes the result, which may be any error once `cancel` is set.
+    Load { name: String, opened: O, cancel: Cancel },
     /// [`Table::unloaded`] is told of the end.
     Unload { name: String, model: M },
     /// A request gets its model and the name of it, which it uses until [`Table::release`]; or
@@ -98,53 +114,6 @@ pub struct Status {
     pub expires: Option<Instant>,
     /// Why it was not loaded when it was asked for last.
     pub failure: Option<LoadError>,
-}
-
-/// What a model is doing.
-#[derive(Debug)]
-enum Stage<O, M> {
-    Unloaded,
-    Measuring,
-    /// It waits for room; the least `order` is served first.
-    Queued {
-        opened: O,
-        bytes: usize,
-        order: u64,
-    },
-    Loading {
-        bytes: usize,
-    },
-    Loaded {
-        model: M,
-        bytes: usize,
-        num_uses: usize,
-    },
-    Unloading {
-        bytes: usize,
-    },
-}
-
-/// Why a model leaves as soon as its requests have ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leave {
-    /// Somebody said so.
-    Told,
-    /// Another one needs its room.
-    ForRoom,
-}
-
-#[derive(Debug)]
-struct Slot<O, M> {
-    stage: Stage<O, M>,
-    policy: Policy,
-    last_used: Instant,
-    /// Requests that wait for it.
-    waiting: Vec<Ticket>,
-    /// Somebody asked for it who does not wait.
-    is_wanted: bool,
-    /// New requests wait for it to come back.
-    leaving: Option<Leave>,
-    failure: Option<LoadError>,
 }
 
 /// All models that were asked for.
@@ -196,6 +165,7 @@ impl<O, M: Clone> Table<O, M> {
             }
             (Stage::Loaded { .. }, None) if slot.leaving.is_none() => {}
             (stage, ticket) => {
+                // If it is cancelled, it is loaded again.
                 if matches!(stage, Stage::Loading { .. }) {
                     slot.leaving = None;
                 }
@@ -207,23 +177,34 @@ impl<O, M: Clone> Table<O, M> {
         actions
     }
 
-    /// A request does not wait any more. One that nobody else waits for is not loaded, unless that
-    /// has begun, and those that were to make room for it stay.
+    /// A request does not wait any more. A model that nobody else waits for is not loaded: what has
+    /// begun is cancelled, and those that were to make room for it stay.
     pub fn give_up(&mut self, name: &str, ticket: Ticket) -> Vec<Action<O, M>> {
         let mut actions = Vec::new();
         let Some(slot) = self.slots.get_mut(name) else { return actions };
         slot.waiting.retain(|&waiting| waiting != ticket);
-        let is_queued = matches!(slot.stage, Stage::Queued { .. });
-        if is_queued && slot.waiting.is_empty() && !slot.is_wanted {
-            slot.stage = Stage::Unloaded;
-            for (name, slot) in &mut self.slots {
-                if slot.leaving == Some(Leave::ForRoom) {
-                    slot.stay(name, &mut actions);
-                }
-            }
-            self.pump(&mut actions);
+        if slot.is_awaited() {
+            return actions;
+        }
+        match &slot.stage {
+            Stage::Queued { .. } => self.leave_queue(name, &mut actions),
+            Stage::Loading { cancel, .. } => cancel.set(),
+            _ => {}
         }
         actions
+    }
+
+    /// A model of the queue is not loaded: those that were to make room for it stay.
+    fn leave_queue(&mut self, name: &str, actions: &mut Vec<Action<O, M>>) {
+        if let Some(slot) = self.slots.get_mut(name) {
+            slot.stage = Stage::Unloaded;
+        }
+        for (name, slot) in &mut self.slots {
+            if slot.leaving == Some(Leave::ForRoom) {
+                slot.stay(name, actions);
+            }
+        }
+        self.pump(actions);
     }
 
     /// A request has ended.
@@ -250,7 +231,7 @@ impl<O, M: Clone> Table<O, M> {
             return actions;
         }
         match result {
-            _ if slot.waiting.is_empty() && !slot.is_wanted => slot.stage = Stage::Unloaded,
+            _ if !slot.is_awaited() => slot.stage = Stage::Unloaded,
             Ok((opened, bytes)) => {
                 slot.stage = Stage::Queued { opened, bytes, order };
                 self.next_order += 1;
@@ -278,6 +259,11 @@ impl<O, M: Clone> Table<O, M> {
                     slot.stay(name, &mut actions);
                 }
             }
+            // It ends as it was told to; who has come since gets it loaded again.
+            Err(_) if slot.is_cancelled() => {
+                (slot.stage, slot.leaving) = (Stage::Unloaded, None);
+                self.begin(name, &mut actions);
+            }
             Err(error) => slot.fail(&error, &mut actions),
         }
         actions.extend(self.expire(now));
@@ -301,14 +287,19 @@ impl<O, M: Clone> Table<O, M> {
     pub fn unload(&mut self, name: &str, now: Instant) -> Option<Vec<Action<O, M>>> {
         let mut actions = Vec::new();
         let slot = self.slots.get_mut(name)?;
-        match slot.stage {
-            Stage::Unloaded => return None,
-            Stage::Measuring | Stage::Queued { .. } => slot.stage = Stage::Unloaded,
-            Stage::Loading { .. } | Stage::Loaded { .. } => slot.leaving = Some(Leave::Told),
-            Stage::Unloading { .. } => {}
-        }
         slot.is_wanted = false;
         slot.deliver_failure(&LoadError::Unloaded, &mut actions);
+        match &slot.stage {
+            Stage::Unloaded => return None,
+            Stage::Measuring => slot.stage = Stage::Unloaded,
+            Stage::Queued { .. } => self.leave_queue(name, &mut actions),
+            Stage::Loading { cancel, .. } => {
+                cancel.set();
+                slot.leaving = Some(Leave::Told);
+            }
+            Stage::Loaded { .. } => slot.leaving = Some(Leave::Told),
+            Stage::Unloading { .. } => {}
+        }
         actions.extend(self.expire(now));
         Some(actions)
     }
@@ -334,6 +325,11 @@ impl<O, M: Clone> Table<O, M> {
         for slot in self.slots.values_mut() {
             slot.is_wanted = false;
             slot.deliver_failure(&LoadError::ShuttingDown, &mut actions);
+            match &slot.stage {
+                Stage::Queued { .. } => slot.stage = Stage::Unloaded,
+                Stage::Loading { cancel, .. } => cancel.set(),
+                _ => {}
+            }
         }
         actions
     }
@@ -364,8 +360,7 @@ impl<O, M: Clone> Table<O, M> {
     fn begin(&mut self, name: &str, actions: &mut Vec<Action<O, M>>) {
         let room_bytes = self.limits.room_bytes.map(|room| room.saturating_sub(self.kept_bytes()));
         let Some(slot) = self.slots.get_mut(name) else { return };
-        let is_awaited = slot.is_wanted || !slot.waiting.is_empty();
-        if is_awaited && matches!(slot.stage, Stage::Unloaded) && !self.is_closed {
+        if slot.is_awaited() && matches!(slot.stage, Stage::Unloaded) && !self.is_closed {
             slot.stage = Stage::Measuring;
             actions.push(Action::Measure { name: name.to_owned(), room_bytes });
         }
@@ -382,10 +377,11 @@ impl<O, M: Clone> Table<O, M> {
         while let Some((name, bytes)) = self.first_of_queue() {
             if self.has_room(bytes, &[]) {
                 let Some(slot) = self.slots.get_mut(&name) else { return };
-                let loading = Stage::Loading { bytes };
+                let cancel = Cancel::default();
+                let loading = Stage::Loading { bytes, cancel: cancel.clone() };
                 if let Stage::Queued { opened, .. } = std::mem::replace(&mut slot.stage, loading) {
                     slot.leaving = None;
-                    actions.push(Action::Load { name, opened });
+                    actions.push(Action::Load { name, opened, cancel });
                 }
                 continue;
             }
@@ -465,96 +461,6 @@ impl<O, M: Clone> Table<O, M> {
             _ => format!(
                 "pinned models have all places ({pinned}): unload one of them, or raise --models-max"
             ),
-        }
-    }
-}
-
-impl<O, M> Slot<O, M> {
-    fn bytes(&self) -> usize {
-        match self.stage {
-            Stage::Loading { bytes } | Stage::Loaded { bytes, .. } | Stage::Unloading { bytes } => {
-                bytes
-            }
-            Stage::Unloaded | Stage::Measuring | Stage::Queued { .. } => 0,
-        }
-    }
-
-    fn takes_memory(&self) -> bool {
-        matches!(self.stage, Stage::Loading { .. } | Stage::Loaded { .. } | Stage::Unloading { .. })
-    }
-
-    fn is_unloading(&self) -> bool {
-        matches!(self.stage, Stage::Unloading { .. })
-    }
-
-    /// Loaded, and no request uses it.
-    fn is_idle(&self) -> bool {
-        matches!(self.stage, Stage::Loaded { num_uses: 0, .. })
-    }
-
-    /// When it is unloaded if it stays idle.
-    fn expires(&self) -> Option<Instant> {
-        match (&self.stage, self.policy) {
-            (
-                Stage::Loaded { .. },
-                Policy { is_pinned: false, keep_alive: KeepAlive::For(time) },
-            ) => self.last_used.checked_add(time),
-            _ => None,
-        }
-    }
-
-    /// Begins to unload it.
-    fn leave(&mut self, name: &str, actions: &mut Vec<Action<O, M>>) {
-        let unloading = Stage::Unloading { bytes: self.bytes() };
-        match std::mem::replace(&mut self.stage, unloading) {
-            Stage::Loaded { model, .. } => {
-                actions.push(Action::Unload { name: name.to_owned(), model });
-            }
-            stage => self.stage = stage,
-        }
-    }
-
-    /// A loaded model does not leave: those that wait for it get it.
-    fn stay(&mut self, name: &str, actions: &mut Vec<Action<O, M>>)
-    where
-        M: Clone,
-    {
-        let Stage::Loaded { model, num_uses, .. } = &mut self.stage else { return };
-        self.leaving = None;
-        *num_uses += self.waiting.len();
-        let model = || (name.to_owned(), model.clone());
-        let deliver = |ticket| Action::Deliver { ticket, result: Ok(model()) };
-        actions.extend(self.waiting.drain(..).map(deliver));
-    }
-
-    /// It is not loaded, for a reason; the next request tries again.
-    fn fail(&mut self, error: &LoadError, actions: &mut Vec<Action<O, M>>) {
-        self.stage = Stage::Unloaded;
-        (self.is_wanted, self.leaving) = (false, None);
-        self.failure = Some(error.clone());
-        self.deliver_failure(error, actions);
-    }
-
-    fn deliver_failure(&mut self, error: &LoadError, actions: &mut Vec<Action<O, M>>) {
-        let deliver = |ticket| Action::Deliver { ticket, result: Err(error.clone()) };
-        actions.extend(self.waiting.drain(..).map(deliver));
-    }
-
-    fn status(&self, name: &str) -> Status {
-        let state = match self.stage {
-            Stage::Unloaded => State::Unloaded,
-            Stage::Measuring | Stage::Queued { .. } | Stage::Loading { .. } => State::Loading,
-            Stage::Loaded { .. } if self.leaving.is_some() => State::Unloading,
-            Stage::Loaded { .. } => State::Loaded,
-            Stage::Unloading { .. } => State::Unloading,
-        };
-        let expires = self.expires();
-        Status {
-            name: name.to_owned(),
-            state,
-            bytes: self.bytes(),
-            expires,
-            failure: self.failure.clone(),
         }
     }
 }

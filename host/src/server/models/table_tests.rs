@@ -16,6 +16,8 @@ struct Script {
     next: Ticket,
     /// Loads and unloads that the script ends by itself.
     is_slow: bool,
+    /// Of the loads that go on.
+    cancels: BTreeMap<&'static str, Cancel>,
     log: Vec<String>,
 }
 
@@ -28,8 +30,8 @@ impl Script {
         let limits = Limits { max_models, room_bytes };
         let sizes = BTreeMap::from([("a", 4), ("b", 4), ("c", 4), ("d", 8)]);
         let table = Table::new(limits);
-        let log = Vec::new();
-        Script { table, now: Instant::now(), sizes, next: 0, is_slow: false, log }
+        let (log, cancels) = Default::default();
+        Script { table, now: Instant::now(), sizes, next: 0, is_slow: false, cancels, log }
     }
 
     fn ask(&mut self, name: &str) -> Ticket {
@@ -71,9 +73,11 @@ impl Script {
                     let next = self.table.measured(&name, result);
                     self.run(next);
                 }
-                Action::Load { name, opened } => {
+                Action::Load { name, opened, cancel } => {
                     assert_eq!(name, opened);
+                    assert!(!cancel.is_set());
                     self.log.push(format!("load {name}"));
+                    self.cancels.insert(named(&name), cancel);
                     if !self.is_slow {
                         self.loaded(&name);
                     }
@@ -278,8 +282,10 @@ fn a_request_that_gives_up_gets_nothing() {
     let second = script.ask("b");
     script.give_up("b", second);
     assert_eq!(script.state("b"), State::Unloaded);
-    // A load that has begun goes on, for the next request.
+    // A load that has begun is cancelled; one that is done all the same stays for the next request.
+    assert!(!script.cancels["a"].is_set());
     script.give_up("a", first);
+    assert!(script.cancels["a"].is_set());
     script.loaded("a");
     assert_eq!((script.log().as_str(), script.state("a")), ("load a", State::Loaded));
     // What was to make room stays, and those that wait for it get it.
@@ -290,6 +296,63 @@ fn a_request_that_gives_up_gets_nothing() {
     script.give_up("b", fourth);
     assert_eq!((script.log(), script.state("a")), (format!("{fifth} gets a"), State::Loaded));
     script.release("a");
+    script.release("a");
+    assert_eq!((script.log().as_str(), script.state("a")), ("", State::Loaded));
+}
+
+#[test]
+fn a_load_that_nobody_waits_for_is_cancelled() {
+    let mut script = Script::new(None, Some(4));
+    script.is_slow = true;
+    let (first, second) = (script.ask("a"), script.ask("a"));
+    let other = script.ask("b");
+    script.give_up("a", first);
+    assert!(!script.cancels["a"].is_set(), "one waits");
+    script.give_up("a", second);
+    assert!(script.cancels["a"].is_set());
+    assert_eq!((script.log().as_str(), script.state("a")), ("load a", State::Unloading));
+    // Its room is free once it has ended, and what it says of itself is no failure.
+    script.load_fails("a", "broken off");
+    assert_eq!((script.log().as_str(), script.state("a")), ("load b", State::Unloaded));
+    assert_eq!(script.table.statuses()[0].failure, None);
+    script.loaded("b");
+    assert_eq!(script.log(), format!("{other} gets b"));
+    script.release("b");
+    // Who comes while it ends gets it loaded again.
+    script.ask("a");
+    script.unloaded("b");
+    script.give_up("a", 4);
+    let late = script.ask("a");
+    assert_eq!(script.log(), "unload b, load a");
+    script.load_fails("a", "broken off");
+    assert_eq!((script.log().as_str(), script.state("a")), ("load a", State::Loading));
+    assert!(!script.cancels["a"].is_set());
+    script.loaded("a");
+    assert_eq!(script.log(), format!("{late} gets a"));
+}
+
+#[test]
+fn a_load_that_was_told_is_not_cancelled_by_a_request_that_leaves() {
+    let mut script = Script::new(None, None);
+    script.is_slow = true;
+    let actions = script.table.ask("a", STAYS, None, script.now);
+    script.run(actions);
+    let ticket = script.ask("a");
+    script.give_up("a", ticket);
+    assert!(!script.cancels["a"].is_set());
+    script.loaded("a");
+    assert_eq!((script.log().as_str(), script.state("a")), ("load a", State::Loaded));
+}
+
+#[test]
+fn who_was_to_make_room_stays_if_the_other_is_unloaded_by_name() {
+    let mut script = Script::new(Some(1), None);
+    script.ask("a");
+    let waits = script.ask("b");
+    script.log();
+    assert_eq!(script.state("a"), State::Unloading);
+    assert!(script.unload("b"));
+    assert_eq!(script.log(), format!("{waits} fails: {}", LoadError::Unloaded));
     script.release("a");
     assert_eq!((script.log().as_str(), script.state("a")), ("", State::Loaded));
 }
@@ -330,10 +393,11 @@ fn unloading_by_name_waits_for_requests_and_refuses_those_that_wait() {
     script.release("a");
     assert_eq!(script.log(), "unload a");
     assert!(!script.unload("a"));
-    // One that is being loaded leaves when it is there; a request that comes before keeps it.
+    // One that is being loaded is cancelled, and leaves if it is there all the same; a request that
+    // comes before keeps it.
     script.is_slow = true;
     script.ask("a");
-    assert!(script.unload("a"));
+    assert!(script.unload("a") && script.cancels["a"].is_set());
     assert_eq!(script.log(), format!("load a, 2 fails: {}", LoadError::Unloaded));
     script.loaded("a");
     assert_eq!(script.log(), "unload a");
@@ -369,6 +433,16 @@ fn a_closed_table_gives_nothing() {
     let refused = LoadError::ShuttingDown;
     assert_eq!(script.log(), format!("load a, 1 fails: {refused}, 2 fails: {refused}"));
     // What is loaded in the meantime is there to be ended.
+    assert!(script.cancels["a"].is_set());
     script.loaded("a");
     assert_eq!(script.table.models(), [("a".to_owned(), "a")]);
+    // Nothing of the queue is loaded any more.
+    let mut script = Script::new(Some(1), None);
+    script.ask("a");
+    script.ask("b");
+    let actions = script.table.close();
+    script.run(actions);
+    script.log();
+    script.release("a");
+    assert!(!script.log().contains("load b"));
 }

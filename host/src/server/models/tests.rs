@@ -2,8 +2,8 @@
 
 use super::engines::Engines;
 use super::keep_alive::KeepAlive;
-use super::room::Room;
-use super::table::{Limits, LoadError, Policy};
+use super::room::{Loader, Room};
+use super::table::{Cancel, Limits, LoadError, Policy};
 use super::*;
 use crate::exec::Device;
 use crate::server::ServerOptions;
@@ -65,6 +65,28 @@ fn an_unloaded_engine_leaves_nothing() {
     // Each load made its own, and all of them are gone, with their engine's threads.
     assert!(apps.iter().all(|app| app.strong_count() == 0));
     assert!(models.iter().all(|model| model.strong_count() == 0));
+}
+
+#[test]
+fn a_load_that_is_cancelled_leaves_nothing() {
+    let room = room(&["llama-gqa"], Limits::default());
+    let engines = room.loader();
+    let load = |cancel: &Cancel| {
+        let (opened, _) = engines.measure("llama-gqa", None).unwrap();
+        let model = Arc::downgrade(&opened.model);
+        (engines.load("llama-gqa", opened, cancel), model)
+    };
+    let (loaded, model) = load(&Cancel::default());
+    assert!(loaded.is_ok() && model.strong_count() > 0);
+    let cancel = Cancel::default();
+    cancel.set();
+    let (cancelled, model) = load(&cancel);
+    let Err(LoadError::Failed(said)) = cancelled else { panic!("it was loaded") };
+    assert!(said.ends_with(&crate::weights::BrokenOff.to_string()), "{said}");
+    // The engine's thread ends after it has told of the error.
+    while model.strong_count() > 0 {
+        std::thread::yield_now();
+    }
 }
 
 #[test]
