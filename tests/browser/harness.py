@@ -28,12 +28,14 @@ PHONE = (375, 667)
 
 
 class Server:
-    """`halfwarp serve` with the default model on the CPU."""
+    """`halfwarp serve` on the CPU, with the default model if not another or none, and other variables of the environment."""
 
-    def __init__(self, *options):
+    def __init__(self, *options, model="smollm2-135m-instruct", environment=None):
         command = [os.environ["HALFWARP"], "serve", "--device", "cpu", "--port", "0", "-c", "2048"]
-        command += ["-m", "smollm2-135m-instruct", "--log-level", "off", *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        command += ["-m", model] if model else []
+        command += ["--log-level", "off", *options]
+        variables = os.environ | (environment or {})
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables)
         atexit.register(self.stop)
         line = next(line for line in self.process.stderr if line.startswith("listening on "))
         self.url = line.removeprefix("listening on ").strip()
