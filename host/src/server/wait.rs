@@ -184,7 +184,13 @@ fn comments_until(
             return;
         }
         let mut body = response.into_body().into_data_stream();
-        while let Some(Ok(piece)) = body.next().await {
+        loop {
+            let piece = tokio::select! {
+                piece = body.next() => piece,
+                // An answer that has nothing to say for long is not kept for nobody.
+                () = pieces.closed() => return,
+            };
+            let Some(Ok(piece)) = piece else { return };
             if pieces.send(piece).await.is_err() {
                 return;
             }
@@ -288,6 +294,28 @@ mod tests {
             };
             drop(comments_until(waits, "/v1/completions".to_owned()));
             assert!(is_dropped.await.is_err());
+        });
+    }
+
+    #[test]
+    fn a_client_that_leaves_drops_an_answer_that_is_silent() {
+        let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (alive, is_dropped) = oneshot::channel::<()>();
+            let silent = futures_util::stream::once(async move {
+                let _alive = alive;
+                std::future::pending::<Result<Bytes, Infallible>>().await
+            });
+            let answer = Ok(Body::from_stream(silent).into_response());
+            let response = comments_until(std::future::ready(answer), "/completion".to_owned());
+            let mut body = response.into_body().into_data_stream();
+            assert_eq!(body.next().await.unwrap().unwrap(), COMMENT);
+            // It waits for the first piece by then.
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            drop(body);
+            assert!(timeout(Duration::from_secs(10), is_dropped).await.unwrap().is_err());
         });
     }
 

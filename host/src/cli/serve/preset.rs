@@ -88,7 +88,8 @@ impl Preset {
 
     fn parse(text: &str, file: &Path) -> Result<Preset, String> {
         let table = text.parse::<Table>().map_err(|error| {
-            let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
+            let before = error.span().and_then(|span| text.get(..span.start));
+            let line = before.map_or(1, |before| before.lines().count().max(1));
             let what = error.message().lines().next().unwrap_or_default().to_owned();
             format!("line {line}: {what}\nthe file is TOML: names with other characters than letters, digits, - and _ \
                      need quotes, and so do texts")

@@ -52,7 +52,7 @@ fn seconds(text: &str) -> Option<f64> {
         sum += number.parse::<f64>().ok()? * factor;
         rest = &unit[name.len()..];
     }
-    Some(sign * sum).filter(|_| !text.is_empty())
+    Some(sign * sum).filter(|_| text.ends_with(|last: char| last.is_ascii_alphabetic()))
 }
 
 #[cfg(test)]
@@ -71,6 +71,7 @@ mod tests {
             ("0", Some(0.0)),
             ("10", Some(10.0)),
             ("", None),
+            ("-", None),
             ("5 m", None),
             ("m", None),
             ("1x", None),

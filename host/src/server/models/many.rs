@@ -96,7 +96,8 @@ impl Many {
         keep_alive: Option<KeepAlive>,
     ) -> Result<Lease<Engines>, ApiError> {
         let name = &offer.settings.name;
-        if !self.options.loads_by_name && self.state(offer) == State::Unloaded {
+        let leaves = || matches!(self.state(offer), State::Unloaded | State::Unloading);
+        if !self.options.loads_by_name && leaves() {
             let message = format!("the model {name} is not loaded: POST /models/load does that");
             return Err(ApiError::invalid(message).with_code("model_not_loaded"));
         }

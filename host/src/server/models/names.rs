@@ -23,7 +23,9 @@ pub fn find<'a>(name: &str, offers: &'a [Arc<Offer>]) -> Option<&'a Arc<Offer>> 
     let by = |is_it: &dyn Fn(&str) -> bool| {
         offers.iter().find(|offer| names(offer).iter().any(|known| is_it(known)))
     };
-    by(&|known| known == name)
+    // No alias takes the place of a model's own name.
+    let own = offers.iter().find(|offer| offer.settings.name == name);
+    own.or_else(|| by(&|known| known == name))
         .or_else(|| by(&|known| plain(known) == plain(name)))
         .or_else(|| of_hub(name, offers))
         .or_else(|| of_ollama(name, offers))
@@ -104,6 +106,14 @@ mod tests {
             let wanted = wanted.map(|index: usize| offers[index].settings.name.clone());
             assert_eq!(found, wanted, "{name}");
         }
+    }
+
+    #[test]
+    fn an_alias_takes_no_name_of_another_model() {
+        let mut offers = [offer("a", "x"), offer("b", "x")];
+        offers[0].aliases = vec!["b".to_owned()];
+        let offers = offers.map(Arc::new);
+        assert_eq!(find("b", &offers).unwrap().settings.name, "b");
     }
 
     #[test]
