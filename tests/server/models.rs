@@ -256,7 +256,8 @@ fn memory_after_swaps_under_load_is_as_before() {
     let num_swaps = log.matches(" with a context of ").count();
     assert!(num_swaps > 15, "{num_swaps} swaps");
     let after = unload_all();
-    assert!(after <= before + 32, "{before} MiB, {after} MiB after {num_swaps} swaps");
+    // The server itself takes 5 MiB; what glibc keeps by itself is 50, and more after each load.
+    assert!(before.max(after) < 40, "{before} MiB, {after} MiB after {num_swaps} swaps");
 }
 
 #[test]
