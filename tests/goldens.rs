@@ -134,8 +134,8 @@ fn is_shared(dir: &Path, what: &str, on: On) -> Result<On, &'static str> {
     // experts, sinks; norms around the branches, caps.
     const SHARED: [&str; 8] =
         ["llama-gqa", "qwen3", "phi3", "qwen2", "olmo3", "qwen3-moe", "gpt-oss", "gemma2"];
-    const IN_F32: [&str; 6] =
-        ["llama-gqa", "mistral-window", "qwen3", "qwen3-moe", "gpt-oss", "gemma2"];
+    const IN_F32: [&str; 7] =
+        ["llama-gqa", "mistral-window", "qwen3", "qwen3-moe", "gpt-oss", "gemma2", "qwen3-next"];
     let emulated = match (on.precision, on.world) {
         (Precision::F32, 1) => Some(&IN_F32[..]),
         (_, 1) => None,
@@ -150,6 +150,9 @@ fn is_shared(dir: &Path, what: &str, on: On) -> Result<On, &'static str> {
     let model = Model::open(dir).unwrap_or_else(|error| panic!("{error}"));
     let config = model.config();
     let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
+    if config.delta.is_some() && on.world > 1 {
+        return Err("no two devices can share its layers of Gated DeltaNet");
+    }
     let divides = kv_heads.is_multiple_of(on.world) || on.world.is_multiple_of(kv_heads);
     match heads.is_multiple_of(on.world) && divides {
         true => Ok(on),

@@ -182,6 +182,8 @@ fn a_fused_plan_gives_the_same_bits() {
                 let of_heads = if qk_norm == Some(QkNorm::PerHead) { 2 } else { 0 };
                 let is_rotated = layer.rope.is_some() && query_scaling.is_none();
                 let of_rope = if is_rotated { 2 + of_heads } else { 0 };
+                // What the gate of a delta rule's output and its projection become.
+                let of_delta = usize::from(layer.is_delta);
                 // Of attention: its norm, and its residual.
                 let of_norms = match norms {
                     NormPlacement::Before => 2,
@@ -192,10 +194,11 @@ fn a_fused_plan_gives_the_same_bits() {
                 let of_experts = if norms == NormPlacement::Before { 2 + 2 + 1 } else { 2 };
                 let of_mlp = match layer.has_experts {
                     false => 1 + of_norms,
+                    true if experts.is_some_and(|experts| experts.shared_gate) => of_experts + 1,
                     true if shared.is_some() => of_experts + 1 + 1,
                     true => of_experts,
                 };
-                of_rope + of_norms + of_mlp
+                of_rope + of_delta + of_norms + of_mlp
             };
             let expected: usize = layers.iter().map(of_layer).sum();
             let fewer = plan.ops.len() - fused.ops.len();

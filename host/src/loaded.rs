@@ -4,7 +4,7 @@ use crate::engine::{Request, Sampling};
 use crate::generation::GenerationConfig;
 use crate::model::{Config, Decoder, ModelError};
 use crate::models::{self, ResolveError};
-use crate::plan::{Bounds, Dtype, Numerics, Plan, PlanOutput, Rank};
+use crate::plan::{Bounds, CacheSize, Dtype, Numerics, Plan, PlanOutput, Rank};
 use crate::text::{self, Text, TextError};
 use crate::weights::{Checkpoint, Origin};
 use std::path::Path;
@@ -132,9 +132,9 @@ impl Model {
         &self,
         numerics: &Numerics,
         bounds: Bounds,
-        num_pages: usize,
+        cache: impl Into<CacheSize>,
     ) -> Result<Plan, ModelError> {
-        self.decoder.plan(numerics, bounds, num_pages)
+        self.decoder.plan(numerics, bounds, cache)
     }
 
     /// [`Decoder::plan_of`].
@@ -147,9 +147,9 @@ impl Model {
         output: PlanOutput,
         numerics: &Numerics,
         bounds: Bounds,
-        num_pages: usize,
+        cache: impl Into<CacheSize>,
     ) -> Result<Plan, ModelError> {
-        self.decoder.plan_of(rank, output, numerics, bounds, num_pages)
+        self.decoder.plan_of(rank, output, numerics, bounds, cache)
     }
 
     /// [`Decoder::outline`].
@@ -158,9 +158,9 @@ impl Model {
         rank: Rank,
         numerics: &Numerics,
         bounds: Bounds,
-        num_pages: usize,
+        cache: impl Into<CacheSize>,
     ) -> Result<Plan, ModelError> {
-        self.decoder.outline(rank, numerics, bounds, num_pages)
+        self.decoder.outline(rank, numerics, bounds, cache)
     }
 
     /// Bytes of all weights as an executor keeps them.

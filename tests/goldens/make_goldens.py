@@ -14,6 +14,7 @@ import argparse
 import copy
 import json
 import pathlib
+import re
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -34,8 +35,11 @@ from transformers import (
     Olmo3Config,
     Phi3Config,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 
@@ -108,6 +112,26 @@ GEMMA3 = dict(
         full_attention=rope("linear", 1e6, factor=8.0),
         sliding_attention=rope("default", 1e4),
     ),
+)
+
+# A layer of attention between two of Gated DeltaNet, whose value heads share key heads; a quarter of a head
+# is rotated.
+DELTA = dict(
+    SIZES,
+    num_hidden_layers=3,
+    head_dim=32,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+    linear_key_head_dim=32,
+    linear_value_head_dim=32,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    rope_parameters=rope("default", 1e7, partial_rotary_factor=0.25),
+)
+DELTA_EXPERTS = dict(
+    num_experts=6,
+    num_experts_per_tok=2,
+    moe_intermediate_size=32,
+    shared_expert_intermediate_size=48,
 )
 
 # Phi-3 needs heads of hidden_size / num_attention_heads: 32.
@@ -269,6 +293,15 @@ MODELS = {
         eoi_token_index=126,
         image_token_index=127,
     ),
+    # Projections in groups, a layer without experts.
+    "qwen3-next": Qwen3NextConfig(**DELTA | DELTA_EXPERTS, mlp_only_layers=[1]),
+    # The language model of one that takes images, with layers that predict further tokens beside it.
+    "qwen3.5": Qwen3_5TextConfig(
+        **DELTA | TWO_HEADS | dict(num_hidden_layers=2, layer_types=DELTA["layer_types"][:2])
+        | dict(linear_num_key_heads=4, linear_num_value_heads=12, tie_word_embeddings=True)
+    ),
+    # Experts fused in the file, as they are published.
+    "qwen3.5-moe": Qwen3_5MoeTextConfig(**DELTA | DELTA_EXPERTS | TWO_HEADS),
     # Q grows six times within the sequence.
     "ministral3": Ministral3Config(
         **SIZES,
@@ -293,7 +326,10 @@ EXPERTS = ["n_routed_experts", "num_local_experts", "num_experts"]
 GIVEN = ["llama-gqa", "phi3", "qwen2"]
 
 # Models whose experts are written as transformers 5 has them in memory.
-FUSED = ["qwen3-moe-fused"]
+FUSED = ["qwen3-moe-fused", "qwen3.5-moe"]
+
+# Models that are written as the language model of one that takes images.
+OF_IMAGES = ["qwen3.5", "qwen3.5-moe"]
 
 # Models whose experts are written in MXFP4.
 IN_MXFP4 = ["gpt-oss-mxfp4"]
@@ -323,12 +359,18 @@ def random_model(config, seed, dtype):
     model = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    is_gemma = "gemma" in config.model_type
+    is_delta = config.model_type.startswith(("qwen3_next", "qwen3_5"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight"):
-                # Gemma adds the 1 itself.
-                values = 0.2 * noise if "gemma" in config.model_type else 1.0 + 0.1 * noise
+                # These add the 1 themselves, but after the delta rule.
+                is_offset = is_gemma or (is_delta and "linear_attn" not in name)
+                values = 0.2 * noise if is_offset else 1.0 + 0.1 * noise
+            elif name.endswith("A_log"):
+                # Memories of some tokens, and of all.
+                values = 1.5 * noise - 1.5
             elif name.endswith("bias"):
                 values = 0.3 * noise
             elif name.endswith("sinks"):
@@ -336,7 +378,7 @@ def random_model(config, seed, dtype):
             elif "embed_tokens" in name:
                 # Gemma multiplies it by the root of its width.
                 gemma = 0.3 * noise / parameter.shape[1] ** 0.5
-                values = gemma if "gemma" in config.model_type else 0.3 * noise
+                values = gemma if is_gemma else 0.3 * noise
             elif "vision" in name or "multi_modal" in name:
                 values = 0.1 * noise
             elif name.endswith(ROUTERS):
@@ -473,6 +515,26 @@ def save(name, model, dtype, quantized, out):
         (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def of_images(config, out):
+    """Makes the model in `out` a part of one that takes images and predicts several tokens."""
+    tensors = load_file(out / "model.safetensors")
+    renamed = {
+        re.sub(r"^model\.(language_model\.)?", "model.language_model.", key): tensor
+        for key, tensor in tensors.items()
+    }
+    others = ["model.visual.patch_embed.proj.bias", "mtp.norm.weight", "mtp.layers.0.mlp.up_proj.weight"]
+    save_file(renamed | {key: torch.ones(8) for key in others}, out / "model.safetensors")
+    text_config = json.loads((out / "config.json").read_text())
+    outer = {key: text_config.pop(key) for key in ("architectures", "dtype", "transformers_version")}
+    outer |= dict(
+        model_type=config.model_type.removesuffix("_text"),
+        text_config=text_config | dict(dtype=outer["dtype"], mtp_num_hidden_layers=1),
+        tie_word_embeddings=text_config["tie_word_embeddings"],
+        vision_config=dict(model_type=config.model_type.replace("_text", "_vision"), depth=1),
+    )
+    (out / "config.json").write_text(json.dumps(outer, indent=2, sort_keys=True) + "\n")
+
+
 def make(name, config, out):
     """Writes one model, and checks that what is on disk gives the logits that are written beside it."""
     for seed in range(100):
@@ -490,6 +552,10 @@ def make(name, config, out):
         has_experts = any(key in config.to_dict() for key in EXPERTS)
         is_decided = choice_margin(model, torch.cat([prompt, continuation])) > MIN_CHOICE_MARGIN
         is_safe = is_decided and (not has_experts or is_stable(model, tokens, want))
+        if is_safe and has_experts and hasattr(config, "linear_num_value_heads"):
+            # A state keeps what a turned choice has made.
+            whole = torch.cat([prompt, continuation])
+            is_safe = is_stable(model, whole, logits(model, whole))
         if margin > MIN_MARGIN and is_safe:
             break
     else:
@@ -499,6 +565,8 @@ def make(name, config, out):
     save(name, model, dtype, quantized, out)
     if name in OLD_SPELLING:
         old_spelling(out / "config.json")
+    if name in OF_IMAGES:
+        of_images(config, out)
     loaded = AutoModelForCausalLM.from_pretrained(
         out, dtype=torch.float32, attn_implementation="eager"
     )

@@ -6,6 +6,7 @@
 pub mod activation;
 pub mod activations;
 pub mod attention;
+pub mod delta;
 mod dot;
 mod elements;
 mod error;

@@ -1,7 +1,7 @@
 //! Elementwise operations and row reductions.
 
 use super::activations::{Rows, RowsMut};
-use super::exp::softcap;
+use super::exp::{exp, softcap};
 use super::vectors::{Vectors, WithVectors, dispatch};
 use super::weights::StoredWeight;
 use plan::Constant;
@@ -92,6 +92,32 @@ pub fn rope(table: &Constant, positions: &[u32], head_dim: usize, x: RowsMut) {
     });
 }
 
+/// `x[t, i] *= sigmoid(gate[t, i])`, where a gate of one column is that of all of them.
+pub fn sigmoid_gate(gate: &Rows, x: RowsMut) {
+    let arch = Arch::new();
+    x.for_each(|t, x| dispatch(arch, SigmoidRow { gate: gate.row(t), x }));
+}
+
+/// A row of [`sigmoid_gate`].
+struct SigmoidRow<'a> {
+    gate: &'a [f32],
+    x: &'a mut [f32],
+}
+
+impl WithVectors for SigmoidRow<'_> {
+    #[inline(always)]
+    fn run<V: Vectors>(self, simd: V) {
+        let SigmoidRow { gate, x } = self;
+        match *gate {
+            [gate] if x.len() > 1 => {
+                let factor = 1.0 / (1.0 + exp(simd, -gate));
+                x.iter_mut().for_each(|x| *x *= factor);
+            }
+            _ => x.iter_mut().zip(gate).for_each(|(x, gate)| *x /= 1.0 + exp(simd, -gate)),
+        }
+    }
+}
+
 /// `out += x`.
 pub fn add(x: &Rows, out: RowsMut) {
     out.for_each(|t, row| row.iter_mut().zip(x.row(t)).for_each(|(out, x)| *out += x));
@@ -159,6 +185,21 @@ mod tests {
         let mut out = x;
         rope(&table, &positions, head_dim, RowsMut::dense(&mut out, num_heads * head_dim));
         assert_close(&out, &wanted, 1e-6, "rope");
+    }
+
+    #[test]
+    fn a_gate_is_of_an_element_or_of_a_row() {
+        let (gates, x) = (random(1, 6), random(2, 6));
+        for width in [3, 1] {
+            let mut out = x.clone();
+            sigmoid_gate(&Rows::dense(&gates[..2 * width], width), RowsMut::dense(&mut out, 3));
+            let gated = |i: usize| {
+                let gate = f64::from(gates[if width == 3 { i } else { i / 3 }]);
+                f64::from(x[i]) / (1.0 + (-gate).exp())
+            };
+            let wanted: Vec<f64> = (0..6).map(gated).collect();
+            assert_close(&out, &wanted, 1e-6, &format!("gates of {width}"));
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod activation;
 mod approx;
 mod attention;
+mod delta;
 mod e4m3;
 mod element;
 mod linear;
@@ -15,6 +16,7 @@ mod sampling;
 pub use activation::{MAX_SLOPE, activate, factor, gated};
 pub use approx::{Approx, SUM_ROUNDING};
 pub use attention::{Attended, Attention, Pages};
+pub use delta::{Gated, causal_conv, delta_rule};
 pub use e4m3::{E4M3_MAX, e4m3_code, e4m3_value};
 pub use element::Element;
 pub use linear::{Accumulator, Linear, Matrix};

@@ -11,6 +11,8 @@ pub struct MemoryBudget {
     pub weight_bytes: usize,
     /// The KV cache.
     pub kv_bytes: usize,
+    /// Recurrent states.
+    pub state_bytes: usize,
     /// Activations of the largest step.
     pub activation_bytes: usize,
     /// What one operation needs for itself: partial results of splits, counters, and the workspace
@@ -36,6 +38,7 @@ impl MemoryBudget {
         MemoryBudget {
             weight_bytes: plan.weight_bytes(),
             kv_bytes: plan.kv.bytes(),
+            state_bytes: plan.states.bytes(),
             buffer_bytes: plan.constants.iter().map(Constant::bytes).sum(),
             max_kv_len: plan.bounds.max_kv_len,
             kv_positions: plan.kv.num_pages * PAGE_SIZE,
@@ -54,6 +57,7 @@ impl MemoryBudget {
         MemoryBudget {
             weight_bytes: self.weight_bytes + other.weight_bytes,
             kv_bytes: self.kv_bytes + other.kv_bytes,
+            state_bytes: self.state_bytes + other.state_bytes,
             activation_bytes: self.activation_bytes + other.activation_bytes,
             workspace_bytes: self.workspace_bytes + other.workspace_bytes,
             buffer_bytes: self.buffer_bytes + other.buffer_bytes,
@@ -65,10 +69,11 @@ impl MemoryBudget {
     }
 
     /// Each part, and what it is called.
-    pub fn parts(&self) -> [(&'static str, usize); 8] {
+    pub fn parts(&self) -> [(&'static str, usize); 9] {
         [
             ("weights", self.weight_bytes),
             ("KV cache", self.kv_bytes),
+            ("recurrent states", self.state_bytes),
             ("activations", self.activation_bytes),
             ("workspace", self.workspace_bytes),
             ("buffers", self.buffer_bytes),
@@ -203,6 +208,7 @@ mod tests {
         let budget = MemoryBudget {
             weight_bytes: 1 << 30,
             kv_bytes: 2 << 30,
+            state_bytes: 256 << 30,
             activation_bytes: 4 << 30,
             workspace_bytes: 8 << 30,
             buffer_bytes: 16 << 30,
@@ -212,11 +218,11 @@ mod tests {
             max_kv_len: 100,
             kv_positions: 128,
         };
-        assert_eq!(budget.total_bytes(), 255 << 30);
+        assert_eq!(budget.total_bytes(), 511 << 30);
         assert_eq!(
             budget.to_string(),
-            "255.00 GiB (weights 1.00 GiB, KV cache of 128 positions 2.00 GiB, activations 4.00 GiB, \
-             workspace 8.00 GiB, buffers 16.00 GiB, modules 32.00 GiB, graphs 64.00 GiB, \
+            "511.00 GiB (weights 1.00 GiB, KV cache of 128 positions 2.00 GiB, recurrent states 256.00 GiB, \
+             activations 4.00 GiB, workspace 8.00 GiB, buffers 16.00 GiB, modules 32.00 GiB, graphs 64.00 GiB, \
              CUDA context 128.00 GiB)"
         );
         let cpu = MemoryBudget { weight_bytes: 1 << 20, ..MemoryBudget::default() };

@@ -2,7 +2,7 @@
 
 use super::{
     Bounds, Constant, ConstantId, Dtype, KvLayout, Numerics, Op, Plan, PlanError, Rank, Rows,
-    Tensor, TensorId, View, Weight, WeightId,
+    StateLayout, Tensor, TensorId, View, Weight, WeightId,
 };
 
 /// A plan that is being built: hands out the ids of what is added to it.
@@ -14,6 +14,7 @@ pub struct PlanBuilder {
     constants: Vec<Constant>,
     ops: Vec<Op>,
     layer: Option<usize>,
+    states: StateLayout,
 }
 
 impl Default for PlanBuilder {
@@ -31,12 +32,18 @@ impl PlanBuilder {
     /// An empty plan of one of several devices.
     pub fn of_rank(rank: Rank) -> Self {
         let (tensors, weights, constants, ops) = (vec![], vec![], vec![], vec![]);
-        PlanBuilder { rank, tensors, weights, constants, ops, layer: None }
+        let states = StateLayout::default();
+        PlanBuilder { rank, tensors, weights, constants, ops, layer: None, states }
     }
 
     /// Says of which layer of the model the activations are that are added from now on.
     pub fn set_layer(&mut self, layer: Option<usize>) {
         self.layer = layer;
+    }
+
+    /// Says what sequences keep beside the cache.
+    pub fn set_states(&mut self, states: StateLayout) {
+        self.states = states;
     }
 
     /// Adds an activation; the view is all of its columns.
@@ -95,7 +102,7 @@ impl PlanBuilder {
         output: View,
         next_tokens: impl Into<Option<View>>,
     ) -> Result<Plan, PlanError> {
-        let PlanBuilder { rank, tensors, weights, constants, ops, .. } = self;
+        let PlanBuilder { rank, tensors, weights, constants, ops, states, .. } = self;
         let (numerics, next_tokens) = (*numerics, next_tokens.into());
         let plan = Plan {
             rank,
@@ -104,6 +111,7 @@ impl PlanBuilder {
             weights,
             constants,
             kv,
+            states,
             ops,
             output,
             next_tokens,

@@ -2,8 +2,8 @@
 //! step.
 
 use super::{
-    AllReduce, Attention, ExpertLinear, Linear, MaterializedAttention, Op, Plan, RopeAppend, Rows,
-    StepInputs, View,
+    AllReduce, Attention, CausalConv, DeltaRule, ExpertLinear, Linear, MaterializedAttention, Op,
+    Plan, RopeAppend, Rows, StepInputs, View,
 };
 
 /// Operations of a norm for each element.
@@ -159,6 +159,21 @@ impl Plan {
             Op::Rope { x, .. } => cost.flops = ROPE_FLOPS * self.view_elems(*x, shape),
             Op::RopeAppend(_) | Op::Attention(_) | Op::AppendAttention(_) => {}
             Op::Gate { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
+            Op::SigmoidGate { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
+            Op::CausalConv(CausalConv { weight, out, .. }) => {
+                let [state, _] = self.state_bytes(shape);
+                cost.read_bytes += state;
+                cost.written_bytes += state;
+                let taps = self.weight(*weight).cols;
+                cost.flops = (2 * taps + GATE_FLOPS) * self.view_elems(*out, shape);
+            }
+            Op::DeltaRule(DeltaRule { out, .. }) => {
+                let [_, state] = self.state_bytes(shape);
+                cost.read_bytes += state;
+                cost.written_bytes += state;
+                // Decay, product with the key, update, product with the query.
+                cost.flops = 7 * self.states.k_dim * self.view_elems(*out, shape);
+            }
             Op::Softcap { x, .. } => cost.flops = SOFTCAP_FLOPS * self.view_elems(*x, shape),
             Op::Add { out, .. } => cost.flops = self.view_elems(*out, shape),
             Op::AllReduce(AllReduce { x, residual, norm }) => {
@@ -210,6 +225,11 @@ impl Plan {
         cost
     }
 
+    /// Bytes of the recurrent states of a step's sequences in a layer.
+    fn state_bytes(&self, shape: &StepShape) -> [usize; 2] {
+        self.states.slot_elems().map(|elems| shape.seqs.len() * elems * size_of::<f32>())
+    }
+
     fn linear_flops(&self, op: &Linear, shape: &StepShape) -> usize {
         let (inputs, outputs) = (self.view_elems(op.x, shape), self.view_elems(op.out, shape));
         let norm = if op.norm.is_some() { NORM_FLOPS * inputs } else { 0 };
@@ -238,8 +258,8 @@ fn expected_experts(op: &ExpertLinear, num_tokens: usize) -> f64 {
 mod tests {
     use super::*;
     use crate::{
-        Attention, Bounds, Dtype, KvLayout, KvStorage, Numerics, Rank, Tensor, TensorId, Weight,
-        WeightId,
+        Attention, Bounds, Dtype, KvLayout, KvStorage, Numerics, Rank, StateLayout, Tensor,
+        TensorId, Weight, WeightId,
     };
 
     /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads,
@@ -273,6 +293,7 @@ mod tests {
             tensors: vec![tensor("x", 8), tensor("q", 16), tensor("out", 16)],
             weights: vec![Weight::whole("w", 16, 8, dtype)],
             constants: vec![],
+            states: StateLayout::default(),
             kv: KvLayout {
                 num_layers: 1,
                 num_kv_heads: 2,

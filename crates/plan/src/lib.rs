@@ -19,6 +19,7 @@ mod place;
 mod precision;
 mod rank;
 mod source;
+mod state;
 mod step;
 mod tensor;
 #[cfg(any(test, feature = "testing"))]
@@ -34,12 +35,13 @@ pub use kv::{KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
 pub use memory::ArenaLayout;
 pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};
 pub use op::{
-    AllReduce, AppendAttention, Attention, ExpertGate, ExpertLinear, Groups, Linear,
-    MaterializedAttention, Norm, Op, QkNorm, RopeAppend, Route, Router, Scores,
+    AllReduce, AppendAttention, Attention, CausalConv, DeltaRule, ExpertGate, ExpertLinear, Groups,
+    Linear, MaterializedAttention, Norm, Op, QkNorm, RopeAppend, Route, Router, Scores,
 };
 pub use precision::Precision;
 pub use rank::Rank;
 pub use source::{ReadWeightError, WeightSource};
+pub use state::{CacheSize, StateLayout};
 pub use step::{StepInputs, StepLayout};
 pub use tensor::{
     Constant, ConstantId, PartTransform, Rows, Tensor, TensorId, View, Weight, WeightId,
@@ -141,6 +143,8 @@ pub struct Plan {
     pub constants: Vec<Constant>,
     /// Layout and size of the paged KV cache.
     pub kv: KvLayout,
+    /// Layout and size of the recurrent states.
+    pub states: StateLayout,
     /// Operations, in order.
     pub ops: Vec<Op>,
     /// Logits, `[logit_rows, vocab_size]` f32; of a plan of [`PlanOutput::Hidden`] the hidden state,

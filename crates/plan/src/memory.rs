@@ -118,7 +118,9 @@ impl Plan {
 mod tests {
     use super::*;
     use crate::testing::silu_mul;
-    use crate::{Bounds, Dtype, KvLayout, KvStorage, Numerics, Rank, Rows, Tensor, View};
+    use crate::{
+        Bounds, Dtype, KvLayout, KvStorage, Numerics, Rank, Rows, StateLayout, Tensor, View,
+    };
 
     /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
     fn chain(widths: &[usize]) -> Plan {
@@ -146,6 +148,7 @@ mod tests {
             weights: vec![],
             constants: vec![],
             kv,
+            states: StateLayout::default(),
             ops: (1..widths.len()).map(|i| silu_mul(view(i - 1), view(i - 1), view(i))).collect(),
             numerics: Numerics::default(),
             output: view(widths.len() - 1),

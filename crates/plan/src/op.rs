@@ -1,5 +1,11 @@
 //! The operations.
 
+mod attention;
+mod delta;
+
+pub use attention::{AppendAttention, Attention, MaterializedAttention, QkNorm, RopeAppend};
+pub use delta::{CausalConv, DeltaRule};
+
 use super::{Activation, ConstantId, View, WeightId};
 
 /// One operation of a plan. Rows are those of its views; sizes of a real step come from the step
@@ -67,6 +73,10 @@ pub enum Op {
     /// Attention of each sequence's new tokens against its pages of the cache (their own keys
     /// included: the append comes first).
     Attention(Attention),
+    /// A convolution over the tokens of each sequence.
+    CausalConv(CausalConv),
+    /// Linear attention by the gated delta rule.
+    DeltaRule(DeltaRule),
     /// RoPE and append of the new tokens, then their attention, fused.
     AppendAttention(AppendAttention),
     /// The scores of [`MaterializedAttention`]: `softmax_scale * q . k` of each key that a token
@@ -85,6 +95,16 @@ pub enum Op {
         /// `[tokens, intermediate_size]`.
         up: View,
         /// `[tokens, intermediate_size]`.
+        out: View,
+    },
+    /// `out[t, i] = sigmoid(gate[t, i]) * x[t, i]`; a gate of one column is that of all of them. `out` may be
+    /// `x`.
+    SigmoidGate {
+        /// `[tokens, width]` or `[tokens, 1]`.
+        gate: View,
+        /// `[tokens, width]`.
+        x: View,
+        /// As `x`.
         out: View,
     },
     /// `out = x + residual`. `out` may be `residual`.
@@ -308,91 +328,6 @@ pub struct Norm {
     pub eps: f32,
 }
 
-/// RMSNorm of each head of Q and of K, in place: two [`Op::RmsNorm`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QkNorm {
-    /// `[head_dim]`.
-    pub q: WeightId,
-    /// `[head_dim]`.
-    pub k: WeightId,
-    /// Added to the mean of squares.
-    pub eps: f32,
-}
-
-/// [`QkNorm`], if there is one, [`Op::Rope`] of `q` and `k`, then [`Op::KvAppend`] of `k` and `v`, to
-/// the same bits; but the rotated `k` goes to the cache alone.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeAppend {
-    /// Layer of the cache.
-    pub layer: usize,
-    /// Norm before the rotation.
-    pub norm: Option<QkNorm>,
-    /// `[tokens, num_heads * head_dim]`, rotated in place.
-    pub q: View,
-    /// `[tokens, num_kv_heads * head_dim]`; stays as it is.
-    pub k: View,
-    /// `[tokens, num_kv_heads * head_dim]`.
-    pub v: View,
-    /// `[max_positions, rotary_dim]`.
-    pub table: ConstantId,
-    /// Columns of a head.
-    pub head_dim: usize,
-}
-
-/// Attention over the paged cache.
-///
-/// Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])`. In
-/// causal attention it sees the positions `0 ..= p`, of those with a window `w` only the last `w`:
-/// `p - w < j <= p`. In full attention it sees the positions `0 .. kv_lens[s]`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Attention {
-    /// Layer of the cache.
-    pub layer: usize,
-    /// `[tokens, num_heads * head_dim]`.
-    pub q: View,
-    /// `[tokens, num_heads * head_dim]`.
-    pub out: View,
-    /// Query heads; `num_heads / num_kv_heads` share a KV head.
-    pub num_heads: usize,
-    /// KV heads.
-    pub num_kv_heads: usize,
-    /// Columns of a head.
-    pub head_dim: usize,
-    /// Multiplies the scores before the softmax.
-    pub softmax_scale: f32,
-    /// Bends the scaled scores `s` to `softcap * tanh(s / softcap)`.
-    pub softcap: Option<f32>,
-    /// Whether a token sees no position after its own.
-    pub causal: bool,
-    /// Sliding window of causal attention, in positions.
-    pub window: Option<usize>,
-    /// `[num_heads]`: a score of each query head, beside those of the keys, that has no value. It takes
-    /// part in the softmax's maximum and sum.
-    pub sinks: Option<WeightId>,
-}
-
-/// [`RopeAppend`], then [`Attention`] of its `q`, to the same bits; but `q` stays as it is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AppendAttention {
-    /// RoPE and append, in the layer that is attended to.
-    pub append: RopeAppend,
-    /// Attention of the tokens that are appended.
-    pub attention: Attention,
-}
-
-/// [`Attention`] in three operations, with its scores and probabilities in memory. Of a token's row
-/// they hold the keys that it sees; other columns are anything.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MaterializedAttention {
-    /// What is computed.
-    pub attention: Attention,
-    /// `[tokens, num_heads * score_columns]` f32, see
-    /// [`Bounds::score_columns`](super::Bounds::score_columns).
-    pub scores: View,
-    /// As `scores`, of the cache's type.
-    pub probabilities: View,
-}
-
 impl Op {
     /// Name of the operation, for profiles and errors.
     pub fn name(&self) -> &'static str {
@@ -415,12 +350,15 @@ impl Op {
             Op::RopeAppend(RopeAppend { norm: None, .. }) => "rope_append",
             Op::RopeAppend(_) => "norm_rope_append",
             Op::Attention(_) => "attention",
+            Op::CausalConv(_) => "causal_conv",
+            Op::DeltaRule(_) => "delta_rule",
             Op::AppendAttention(op) if op.append.norm.is_none() => "append_attention",
             Op::AppendAttention(_) => "norm_append_attention",
             Op::AttentionScores(_) => "attention_scores",
             Op::AttentionSoftmax(_) => "attention_softmax",
             Op::AttentionValues(_) => "attention_values",
             Op::Gate { activation, .. } => activation.gate_name(),
+            Op::SigmoidGate { .. } => "sigmoid_gate",
             Op::Add { .. } => "add",
             Op::AllReduce(AllReduce { residual: None, .. }) => "all_reduce",
             Op::AllReduce(AllReduce { norm: None, .. }) => "all_reduce_add",
@@ -447,6 +385,7 @@ impl Op {
             | Op::AllGather { x, .. }
             | Op::GatherRows { x, .. }
             | Op::Softcap { x, .. }
+            | Op::CausalConv(CausalConv { x, .. })
             | Op::Sample { x, .. } => {
                 vec![x]
             }
@@ -472,7 +411,9 @@ impl Op {
             Op::AttentionScores(op) => vec![op.attention.q],
             Op::AttentionSoftmax(op) => vec![op.scores],
             Op::AttentionValues(op) => vec![op.probabilities],
+            Op::DeltaRule(DeltaRule { q, k, v, gates, .. }) => vec![q, k, v, gates],
             Op::Gate { gate, up, .. } => vec![gate, up],
+            Op::SigmoidGate { gate, x, .. } => vec![gate, x],
             Op::Add { x, residual, .. } => vec![x, residual],
         }
     }
@@ -486,6 +427,9 @@ impl Op {
             | Op::Linear(Linear { out, .. })
             | Op::ExpertLinear(ExpertLinear { out, .. })
             | Op::Gate { out, .. }
+            | Op::SigmoidGate { out, .. }
+            | Op::CausalConv(CausalConv { out, .. })
+            | Op::DeltaRule(DeltaRule { out, .. })
             | Op::Add { out, .. }
             | Op::AllGather { out, .. }
             | Op::GatherRows { out, .. }
@@ -538,7 +482,9 @@ impl Op {
                 attention: Attention { sinks, .. },
                 ..
             }) => sinks.into_iter().collect(),
-            Op::RmsNorm { weight, .. }
+            Op::DeltaRule(DeltaRule { rate, bias, .. }) => vec![rate, bias],
+            Op::CausalConv(CausalConv { weight, .. })
+            | Op::RmsNorm { weight, .. }
             | Op::AllReduce(AllReduce { norm: Some((Norm { weight, .. }, _)), .. }) => {
                 vec![weight]
             }

@@ -252,6 +252,8 @@ pub enum PartTransform {
     Scale(f32),
     /// In the same order, something added to every element: of vectors, which are kept in f32.
     Add(f32),
+    /// In the same order, `-e^x` of every element `x`: of vectors, which are kept in f32.
+    NegExp,
     /// Every second row of the tensor, from the first one of the slice on: the rows of two matrices
     /// take turns.
     EverySecond,

@@ -2,7 +2,8 @@
 
 use super::{
     Activation, Attention, Bounds, Constant, Dtype, Fusion, KvLayout, KvStorage, Linear, Numerics,
-    Op, PAGE_SIZE, Plan, PlanBuilder, Precision, Rank, Rows, TensorId, View, Weight, WeightId,
+    Op, PAGE_SIZE, Plan, PlanBuilder, Precision, Rank, Rows, StateLayout, TensorId, View, Weight,
+    WeightId,
 };
 
 /// A plan without operations, which tests fill: it is not checked.
@@ -15,6 +16,7 @@ pub fn empty(bounds: Bounds, kv: KvLayout) -> Plan {
         weights: vec![],
         constants: vec![],
         kv,
+        states: StateLayout::default(),
         ops: vec![],
         output,
         next_tokens: Some(output),

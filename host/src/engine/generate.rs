@@ -1,7 +1,8 @@
 //! The two ways to use an engine in one call.
 
+use super::pages::PageTable;
 use super::request::check_prompt;
-use super::{Engine, EngineError, Event, EventKind, Generation, Request, RequestId};
+use super::{Engine, EngineError, Event, EventKind, Generation, Request, RequestId, push_table};
 use crate::exec::Want;
 use crate::plan::StepInputs;
 use std::ops::ControlFlow;
@@ -91,7 +92,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         check_prompt(tokens, self.model.config().vocab_size, self.context())?;
         let pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
-        let result = self.logits_in(pages.pages(), tokens, first, each);
+        let result = self.logits_in(&pages, tokens, first, each);
         self.scheduler.give_back(pages);
         result
     }
@@ -99,7 +100,7 @@ impl Engine {
     /// [`Engine::logits_from`] with the cache in `pages`.
     fn logits_in(
         &mut self,
-        pages: &[u32],
+        pages: &PageTable,
         tokens: &[u32],
         first: usize,
         mut each: impl FnMut(&[f32]),
@@ -108,13 +109,13 @@ impl Engine {
         let mut past_len = 0;
         for chunk in before.chunks(self.buckets.max_tokens) {
             let mut inputs = StepInputs::new();
-            inputs.push_sequence(chunk, past_len, pages, 0..0);
+            push_table(&mut inputs, chunk, past_len, pages, 0..0);
             self.run_prompts(&inputs, Want::Nothing)?;
             past_len += chunk.len();
         }
         for chunk in wanted.chunks(self.buckets.logit_chunk()) {
             let mut inputs = StepInputs::new();
-            inputs.push_sequence(chunk, past_len, pages, 0..chunk.len());
+            push_table(&mut inputs, chunk, past_len, pages, 0..chunk.len());
             each(&self.run_prompts(&inputs, Want::Logits)?.logits);
             past_len += chunk.len();
         }

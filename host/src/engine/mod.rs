@@ -50,13 +50,14 @@ use crate::Model;
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::ModelError;
 use crate::plan::{
-    Bounds, MemoryBudget, MemoryUse, Numerics, Plan, PlanOutput, Precision, Rank, StepInputs,
-    edits_of_rows,
+    Bounds, CacheSize, MemoryBudget, MemoryUse, Numerics, Plan, PlanOutput, Precision, Rank,
+    StepInputs, edits_of_rows,
 };
 use crate::weights::Progress;
 use buckets::Buckets;
 use cache_event::Listener;
 use constraint::Constrained;
+use pages::{PageAllocator, PageTable};
 use precision::Attempts;
 use scheduler::{Entry, Limits, Scheduler, Turns};
 use sequence::{Brought, Sequence};
@@ -90,7 +91,7 @@ pub struct Engine {
     numerics: Numerics,
     notes: Vec<String>,
     buckets: Buckets,
-    num_pages: usize,
+    cache: CacheSize,
     budget: MemoryBudget,
     prepared: HashMap<(PlanOutput, Bounds), PreparedPlan>,
     scheduler: Scheduler,
@@ -157,11 +158,17 @@ impl Engine {
         max_tokens: usize,
         report: impl Fn(usize, usize) -> ControlFlow<()> + Sync,
     ) -> Result<Self, EngineError> {
-        let (numerics, Size { buckets, num_pages, budget }) =
+        let (numerics, size @ Size { buckets, num_pages, budget }) =
             sizing::size(model, options, attempts, max_tokens, || options.device.free_memory())?;
         let world = options.tensor_parallel_size.get();
-        let plans =
-            self::plans(model, world, PlanOutput::Logits, &numerics, buckets.largest(), num_pages)?;
+        let plans = self::plans(
+            model,
+            world,
+            PlanOutput::Logits,
+            &numerics,
+            buckets.largest(),
+            size.cache(),
+        )?;
         let weight_bytes = plans.iter().map(Plan::weight_bytes).sum();
         let weights = Progress::new(model.checkpoint(), weight_bytes, report);
         let executor = exec::open_ranks(options.device, &options.gpu(), &plans, &weights)?;
@@ -172,6 +179,10 @@ impl Engine {
             max_tokens_beside_rows: buckets.logit_chunk(),
             long_prefill_token_threshold: options.long_prefill_token_threshold,
         };
+        let mut pages = PageAllocator::new(num_pages);
+        if model.config().delta.is_some() {
+            pages = pages.with_states(size.cache().num_states);
+        }
         let mut engine = Engine {
             model: Arc::clone(model),
             world,
@@ -179,10 +190,10 @@ impl Engine {
             numerics,
             notes: Vec::new(),
             buckets,
-            num_pages,
+            cache: size.cache(),
             budget,
             prepared: HashMap::new(),
-            scheduler: Scheduler::new(turns, limits, num_pages),
+            scheduler: Scheduler::new(turns, limits, pages),
             next_id: 0,
             events: Vec::new(),
         };
@@ -358,6 +369,7 @@ impl Engine {
             let tokens = &sequence.pending()[..entry.num_tokens];
             let rows = sequence.logit_rows(entry);
             inputs.push_sequence(tokens, sequence.num_cached(), sequence.pages(), rows);
+            put_state(&mut inputs, sequence.state());
             if entry.is_last
                 && let Some(sampling) = inputs.sampling.last_mut()
             {
@@ -403,8 +415,8 @@ impl Engine {
         if let Some(&plan) = self.prepared.get(&(output, bounds)) {
             return Ok(plan);
         }
-        let Engine { ref model, world, ref numerics, num_pages, .. } = *self;
-        let plans = self::plans(model, world, output, numerics, bounds, num_pages)?;
+        let Engine { ref model, world, ref numerics, cache, .. } = *self;
+        let plans = self::plans(model, world, output, numerics, bounds, cache)?;
         let plan = self.executor.prepare_ranks(&plans)?;
         self.prepared.insert((output, bounds), plan);
         Ok(plan)
@@ -475,7 +487,26 @@ fn plans(
     output: PlanOutput,
     numerics: &Numerics,
     bounds: Bounds,
-    num_pages: usize,
+    cache: CacheSize,
 ) -> Result<Vec<Plan>, ModelError> {
-    Rank::all(world).map(|rank| model.plan_of(rank, output, numerics, bounds, num_pages)).collect()
+    Rank::all(world).map(|rank| model.plan_of(rank, output, numerics, bounds, cache)).collect()
+}
+
+/// Says where the recurrent state of the last sequence of `inputs` is, if it has one.
+fn put_state(inputs: &mut StepInputs, state: Option<u32>) {
+    if let (Some(slot), Some(state)) = (inputs.state_slots.last_mut(), state) {
+        *slot = state;
+    }
+}
+
+/// Adds a sequence whose cache is `table` to `inputs`.
+fn push_table(
+    inputs: &mut StepInputs,
+    tokens: &[u32],
+    past_len: usize,
+    table: &PageTable,
+    logits: std::ops::Range<usize>,
+) {
+    inputs.push_sequence(tokens, past_len, table.pages(), logits);
+    put_state(inputs, table.state());
 }

@@ -2,7 +2,7 @@
 
 use super::pages::PageTable;
 use super::request::check_prompt;
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, push_table};
 use crate::exec::{Activations, ExecError, PreparedPlan, StepTimes, Want};
 use crate::plan::{Plan, PlanOutput, StepInputs, StepShape};
 
@@ -94,16 +94,15 @@ impl Engine {
                 (0..len).map(|at| ((31 * at + 17 * seq) % vocab_size) as u32).collect();
             check_prompt(&tokens, vocab_size, self.context())?;
             tables.push(self.scheduler.take_pages(len).ok_or(EngineError::CacheFull)?);
-            let pages = tables[seq].pages();
             let (cached, new) = tokens.split_at(cached_tokens);
             let mut past_len = 0;
             for chunk in cached.chunks(self.buckets.max_tokens) {
                 let mut inputs = StepInputs::new();
-                inputs.push_sequence(chunk, past_len, pages, 0..0);
+                push_table(&mut inputs, chunk, past_len, &tables[seq], 0..0);
                 self.run_prompts(&inputs, Want::Nothing)?;
                 past_len += chunk.len();
             }
-            inputs.push_sequence(new, past_len, pages, new_tokens - 1..new_tokens);
+            push_table(&mut inputs, new, past_len, &tables[seq], new_tokens - 1..new_tokens);
         }
         Ok(inputs)
     }
@@ -122,7 +121,7 @@ impl Engine {
         self.check_step(tokens.len())?;
         let pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
         let mut inputs = StepInputs::new();
-        inputs.push_sequence(tokens, 0, pages.pages(), tokens.len() - 1..tokens.len());
+        push_table(&mut inputs, tokens, 0, &pages, tokens.len() - 1..tokens.len());
         let bounds = self.buckets.bounds_for(&inputs, true);
         let observed = self.prepare(PlanOutput::Logits, bounds).and_then(|prepared| {
             let plan = self.executor.plan(prepared)?.clone();

@@ -12,6 +12,8 @@ pub struct PageAllocator {
     blank: Vec<u32>,
     ref_counts: Vec<u32>,
     prefixes: PrefixCache,
+    /// Slots of recurrent states that no sequence has; `None` for models that have none.
+    free_states: Option<Vec<u32>>,
 }
 
 impl PageAllocator {
@@ -22,7 +24,14 @@ impl PageAllocator {
             blank: (0..num_pages as u32).rev().collect(),
             ref_counts: vec![0; num_pages],
             prefixes: PrefixCache::new(num_pages),
+            free_states: None,
         }
+    }
+
+    /// Gives each sequence one of `num_states` recurrent states beside its pages. Then no sequence begins with
+    /// pages of another: what came before them is in a state that is not kept.
+    pub fn with_states(self, num_states: usize) -> Self {
+        PageAllocator { free_states: Some((0..num_states as u32).rev().collect()), ..self }
     }
 
     /// Pages of the cache.
@@ -55,7 +64,8 @@ impl PageAllocator {
         self.prefixes.listen(listener);
     }
 
-    /// Lets other sequences find a page that a sequence holds, and that nobody writes to any more. A listener is told
+    /// Lets other sequences find a page that a sequence holds, and that nobody writes to any more, unless it is of no
+    /// use without a recurrent state. A listener is told
     /// what `stored` makes of it, if anything.
     pub fn publish(
         &mut self,
@@ -63,7 +73,9 @@ impl PageAllocator {
         page: u32,
         stored: impl FnOnce() -> Option<StoredPage>,
     ) {
-        self.prefixes.insert(hash, page, stored);
+        if self.free_states.is_none() {
+            self.prefixes.insert(hash, page, stored);
+        }
     }
 
     /// Lets no other sequence find any page that is full now.
@@ -100,6 +112,8 @@ impl PageAllocator {
 #[derive(Debug, Default)]
 pub struct PageTable {
     pages: Vec<u32>,
+    /// The recurrent state, of models that have one.
+    state: Option<u32>,
 }
 
 impl PageTable {
@@ -108,7 +122,13 @@ impl PageTable {
         &self.pages
     }
 
-    /// Takes pages until there is room for `len` positions; all of them or, if too few are free, none.
+    /// The slot of the sequence's recurrent state, if it has one.
+    pub fn state(&self) -> Option<u32> {
+        self.state
+    }
+
+    /// Takes pages until there is room for `len` positions, and with the first a recurrent state; all of it or, if too
+    /// little is free, nothing.
     #[must_use]
     pub fn grow(&mut self, allocator: &mut PageAllocator, len: usize) -> bool {
         self.grow_from(allocator, &[], len)
@@ -123,6 +143,10 @@ impl PageTable {
         if num_free + missing > allocator.num_free() {
             return false;
         }
+        if let (None, Some(free_states)) = (self.state, &mut allocator.free_states) {
+            let Some(state) = free_states.pop() else { return false };
+            self.state = Some(state);
+        }
         // Before a page is taken for something else.
         found.iter().for_each(|&page| allocator.retain(page));
         self.pages.extend(found);
@@ -130,11 +154,16 @@ impl PageTable {
         true
     }
 
-    /// Gives back the pages after position `len`, the last one first: it is the first whose tokens are forgotten, as
+    /// Gives back the pages after position `len`, and with the last one the recurrent state; the last page first: it is the first whose tokens are forgotten, as
     /// without those before them they are of no use.
     pub fn truncate(&mut self, allocator: &mut PageAllocator, len: usize) {
         let keep = len.div_ceil(PAGE_SIZE).min(self.pages.len());
         self.pages.drain(keep..).rev().for_each(|page| allocator.release(page));
+        if self.pages.is_empty()
+            && let Some(free_states) = &mut allocator.free_states
+        {
+            free_states.extend(self.state.take());
+        }
     }
 
     /// Gives back all pages, and lets nobody find them.

@@ -59,12 +59,12 @@ pub struct Entry {
 }
 
 impl Scheduler {
-    /// Steps within `limits`, over a cache of `num_pages`.
-    pub fn new(turns: Turns, limits: Limits, num_pages: usize) -> Self {
+    /// Steps within `limits`, over a cache of `pages`.
+    pub fn new(turns: Turns, limits: Limits, pages: PageAllocator) -> Self {
         Scheduler {
             turns,
             limits,
-            pages: PageAllocator::new(num_pages),
+            pages,
             waiting: VecDeque::new(),
             running: Vec::new(),
             was_of_prompts: false,
@@ -89,7 +89,7 @@ impl Scheduler {
         !self.waiting.is_empty() || !self.running.is_empty()
     }
 
-    /// Pages for `len` positions; `None` if running sequences hold too many.
+    /// Pages for `len` positions, and a recurrent state; `None` if running sequences hold too many.
     pub fn take_pages(&mut self, len: usize) -> Option<PageTable> {
         let mut table = PageTable::default();
         table.grow(&mut self.pages, len).then_some(table)

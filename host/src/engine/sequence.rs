@@ -141,6 +141,11 @@ impl Sequence {
         self.pages.pages()
     }
 
+    /// The slot of its recurrent state, if it has one.
+    pub fn state(&self) -> Option<u32> {
+        self.pages.state()
+    }
+
     /// How the next token is drawn, unless the host needs the logits.
     pub fn row_sampling(&self) -> RowSampling {
         sampler::row_sampling(&self.sampling, self.num_generated())

@@ -340,7 +340,7 @@ impl Shared {
             phase: Phase::Running,
             inbox: VecDeque::new(),
             num_open: 0,
-            stats: ServiceStats { num_pages: engine.num_pages, ..ServiceStats::default() },
+            stats: ServiceStats { num_pages: engine.cache.num_pages, ..ServiceStats::default() },
         };
         Shared {
             model: Arc::clone(&engine.model),

@@ -6,7 +6,7 @@ use crate::Model;
 use crate::exec::{self, ExecError, MemoryInfo};
 use crate::model::ModelError;
 use crate::plan::{
-    Bounds, BudgetError, Fits, MemoryBudget, Numerics, PAGE_SIZE, Plan, Precision, Rank,
+    Bounds, BudgetError, CacheSize, Fits, MemoryBudget, Numerics, PAGE_SIZE, Plan, Precision, Rank,
 };
 
 /// Sizes an engine: what it is made for, with the context and the cache still open.
@@ -26,6 +26,18 @@ pub struct Size {
     pub buckets: Buckets,
     pub num_pages: usize,
     pub budget: MemoryBudget,
+}
+
+impl Size {
+    /// What the plans are made for: a recurrent state for each sequence that runs at once, none of which has less
+    /// than a page.
+    pub fn cache(&self) -> CacheSize {
+        cache_size(&self.buckets, self.num_pages)
+    }
+}
+
+fn cache_size(buckets: &Buckets, num_pages: usize) -> CacheSize {
+    CacheSize { num_pages, num_states: buckets.max_seqs.min(num_pages) }
 }
 
 /// A context and a cache for it.
@@ -149,7 +161,8 @@ impl Sizing<'_> {
         buckets: &Buckets,
         num_pages: usize,
     ) -> Result<MemoryBudget, EngineError> {
-        let outline = |bounds: Bounds| self.model.outline(rank, &self.numerics, bounds, num_pages);
+        let cache = cache_size(buckets, num_pages);
+        let outline = |bounds: Bounds| self.model.outline(rank, &self.numerics, bounds, cache);
         let prepared = buckets.all().into_iter().map(outline);
         let prepared = prepared.collect::<Result<Vec<Plan>, ModelError>>()?;
         let largest = outline(buckets.largest())?;

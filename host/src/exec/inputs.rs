@@ -33,6 +33,9 @@ pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
     below("token id", &inputs.token_ids, num_ids)?;
     below("position", &inputs.positions, num_positions)?;
     below("slot", &inputs.slot_mapping, plan.kv.num_pages * PAGE_SIZE)?;
+    if plan.states.num_layers > 0 {
+        below("state", &inputs.state_slots, plan.states.num_slots)?;
+    }
     below("logit row", &inputs.logit_rows, inputs.num_tokens())?;
     let edited: Vec<u32> = inputs.edits.iter().map(|edit| edit.token).collect();
     below("edited token", &edited, plan.output.width)?;
@@ -63,6 +66,9 @@ fn shapes(inputs: &StepInputs) -> Result<(), ExecError> {
     {
         let (rows, edits) = (inputs.logit_rows.len(), inputs.edits.len());
         return step_error(format!("edit_ends does not divide {edits} edits in {rows} logit rows"));
+    }
+    if inputs.state_slots.len() != seqs {
+        return step_error(format!("{} states for {seqs}", inputs.state_slots.len()));
     }
     if inputs.block_tables.len() != seqs {
         return step_error(format!("{} block tables for {seqs}", inputs.block_tables.len()));
@@ -101,6 +107,7 @@ mod tests {
         let mut inputs = StepInputs::new();
         inputs.push_sequence(&[1, 2, 9], 0, &[0], 2..3);
         inputs.push_sequence(&[3], 99, &[3, 2], 0..1);
+        inputs.state_slots = vec![1, 0];
         inputs
     }
 
@@ -120,12 +127,14 @@ mod tests {
     /// Each value and each length that is wrong is an error that names it, never a panic.
     #[test]
     fn inputs_beyond_a_bound_are_named() {
-        let faults: [Fault; 17] = [
+        let faults: [Fault; 19] = [
             ("token id 10", |inputs| inputs.token_ids[1] = 10),
             ("position 100", |inputs| inputs.positions[3] = 100),
             ("slot 256", |inputs| inputs.slot_mapping[0] = 256),
             ("logit row 4", |inputs| inputs.logit_rows[0] = 4),
             ("page 4", |inputs| inputs.block_tables[1][1] = 4),
+            ("state 2", |inputs| inputs.state_slots[1] = 2),
+            ("1 states for 2", |inputs| inputs.state_slots.truncate(1)),
             ("positions or slots", |inputs| inputs.positions.truncate(3)),
             ("positions or slots", |inputs| inputs.slot_mapping.push(0)),
             ("cu_seqlens_q", |inputs| inputs.cu_seqlens_q[1] = 5),
@@ -147,7 +156,9 @@ mod tests {
         for (start, spoil) in faults {
             let mut inputs = inputs();
             spoil(&mut inputs);
-            let message = check(&plan(), &inputs).unwrap_err().to_string();
+            let mut plan = plan();
+            (plan.states.num_layers, plan.states.num_slots) = (1, 2);
+            let message = check(&plan, &inputs).unwrap_err().to_string();
             assert!(message.starts_with(&format!("step inputs: {start}")), "{message}");
         }
     }

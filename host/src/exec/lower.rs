@@ -398,6 +398,10 @@ impl<'a> Lowering<'a> {
                 let (max_rows, width) = (self.max_rows(x), x.width);
                 SoftcapRows { max_rows, width, cap }.launch(self.num_rows(x), self.view(x)?)
             }
+            Op::SigmoidGate { .. } | Op::CausalConv(_) | Op::DeltaRule(_) => {
+                let why = "there is no kernel: run it on the CPU".to_owned();
+                return Err(ExecError::Unsupported { op: op.name().to_owned(), why });
+            }
             Op::AllReduce(ref op) => return E::all_reduce(self, op),
             Op::AllGather { x, first_column, out } => self.all_gather(x, first_column, out)?,
             Op::Sample { x, out } => {

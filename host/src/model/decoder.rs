@@ -18,6 +18,7 @@
 //! residual stream, which grows from layer to layer, is in f32 and added to in f32
 //! (docs/precision.md).
 
+mod delta;
 mod experts;
 mod weights;
 
@@ -25,7 +26,7 @@ use self::weights::{Stacked, cols_of, num_rows, part, rows_of, scaled};
 use super::shares::Shares;
 use super::{Config, Decoder, LayerConfig, NormPlacement, QkNorm, RopeTables, names::Names};
 use crate::plan::{
-    AllReduce, Attention, AttentionForm, Bounds, ConstantId, Dtype, KvLayout, Linear,
+    AllReduce, Attention, AttentionForm, Bounds, CacheSize, ConstantId, Dtype, KvLayout, Linear,
     MaterializedAttention, Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError, PlanOutput,
     Precision, Rows, View, WeightId, WeightPart, WeightSlice, WeightSource,
 };
@@ -40,15 +41,15 @@ pub(super) fn plan(
     numerics: &Numerics,
     output: PlanOutput,
     bounds: Bounds,
-    num_pages: usize,
+    cache: CacheSize,
 ) -> Result<Plan, PlanError> {
     let Decoder { config, names, checkpoint, .. } = model;
     let precision = numerics.precision;
     let kv = KvLayout {
-        num_layers: config.num_layers(),
+        num_layers: config.num_layers() - config.num_delta_layers(config.num_layers()),
         num_kv_heads: shares.kv_heads.len(),
         head_dim: config.head_dim,
-        num_pages,
+        num_pages: cache.num_pages,
         dtype: precision.cache(),
         storage: numerics.kv,
     };
@@ -72,6 +73,7 @@ pub(super) fn plan(
         k_ropes,
         builder,
     };
+    planner.builder.set_states(planner.states(cache.num_states));
     let (table, hidden) = planner.layers();
     let (output, next_tokens) = match output {
         PlanOutput::Logits => planner.logits(table, hidden),
@@ -107,7 +109,10 @@ impl Planner<'_> {
         self.builder.op(Op::Embedding { table, out: hidden, scale: self.embedding_scale() });
         for layer in 0..config.num_layers() {
             self.builder.set_layer(Some(layer));
-            self.attention(layer, hidden);
+            match config.delta.filter(|_| config.layers[layer].is_delta) {
+                Some(delta) => self.delta(layer, delta, hidden),
+                None => self.attention(layer, hidden),
+            }
             self.mlp(layer, hidden);
         }
         self.builder.set_layer(None);
@@ -185,19 +190,25 @@ impl Planner<'_> {
             after: names.attention_post_norm,
         };
         let x = self.before(&norm, hidden);
-        let qkv = self.operand_linear(&label("qkv"), &self.qkv_parts(layer), config.qkv_bias, x);
+        let parts = match config.attention_gate {
+            true => self.gated_qkv_parts(layer),
+            false => self.qkv_parts(layer),
+        };
+        let qkv = self.operand_linear(&label("qkv"), &parts, config.qkv_bias, x);
         let [q, k, v] = self.qk_norm(layer, qkv);
         if let Some(rope) = rope {
             self.rope(rope, [q, k], qkv);
         }
-        self.builder.op(Op::KvAppend { layer, k, v });
+        // Those before it that have keys and values.
+        let of_cache = layer - config.num_delta_layers(layer);
+        self.builder.op(Op::KvAppend { layer: of_cache, k, v });
         let out = self.operand(&label("attention"), Rows::Tokens, q_width);
         let sinks = config.has_sinks.then(|| {
             let sinks = part(names.in_layer(layer, names.sinks), config.num_heads);
             self.whole_vector(&label("sinks"), &[rows_of(sinks, &self.shares.heads)])
         });
         let attention = Attention {
-            layer,
+            layer: of_cache,
             q,
             out,
             num_heads,
@@ -211,7 +222,11 @@ impl Planner<'_> {
         };
         match self.score_columns {
             None => self.builder.op(Op::Attention(attention)),
-            Some(columns) => self.materialized_attention(attention, num_heads * columns),
+            Some(columns) => self.materialized_attention(layer, attention, num_heads * columns),
+        }
+        if config.attention_gate {
+            let gate = qkv.columns(q_width + 2 * num_kv_heads * head_dim, q_width);
+            self.builder.op(Op::SigmoidGate { gate, x: out, out });
         }
         let projection = part(names.in_layer(layer, names.attention_out), hidden.width);
         let of = (self.shares.heads.start * head_dim, config.num_heads * head_dim);
@@ -273,8 +288,8 @@ impl Planner<'_> {
     }
 
     /// Attention whose rows of scores have `columns` columns.
-    fn materialized_attention(&mut self, attention: Attention, columns: usize) {
-        let label = |what: &str| format!("layers.{}.{what}", attention.layer);
+    fn materialized_attention(&mut self, layer: usize, attention: Attention, columns: usize) {
+        let label = |what: &str| format!("layers.{layer}.{what}");
         let scores = self.builder.activation(label("scores"), Rows::Tokens, columns, Dtype::F32);
         let probabilities = self.operand(&label("probabilities"), Rows::Tokens, columns);
         let op = MaterializedAttention { attention, scores, probabilities };
@@ -318,6 +333,9 @@ impl Planner<'_> {
                 bias: false,
             };
             let out = self.gated_mlp(layer, mlp, x, hidden.width);
+            if experts.shared_gate {
+                self.gate_shared(layer, x, out);
+            }
             self.add(&norm, out, hidden);
         }
     }
@@ -356,6 +374,24 @@ impl Planner<'_> {
             stacked(&self.shares.kv_heads, num_kv_heads, PartTransform::None),
         ];
         self.stacked(layer, self.names.qkv, &parts)
+    }
+
+    /// Q, K and V, then the gates of the query heads: the checkpoint has the gate of each head after its Q.
+    fn gated_qkv_parts(&self, layer: usize) -> Vec<WeightPart> {
+        let Config { num_heads, num_kv_heads, head_dim, .. } = *self.config;
+        let Shares { heads, kv_heads, .. } = self.shares;
+        let names = [0, 1, 2].map(|at| self.names.in_layer(layer, self.names.qkv[at]));
+        let of_head = |head: usize, is_gate: usize| {
+            let first = (2 * head + is_gate) * head_dim;
+            rows_of(part(&*names[0], 2 * num_heads * head_dim), &(first..first + head_dim))
+        };
+        let kv = |name: &String| {
+            let rows = kv_heads.start * head_dim..kv_heads.end * head_dim;
+            rows_of(part(&**name, num_kv_heads * head_dim), &rows)
+        };
+        let q = heads.clone().map(|head| of_head(head, 0));
+        let gates = heads.clone().map(|head| of_head(head, 1));
+        q.chain(names[1..].iter().map(kv)).chain(gates).collect()
     }
 
     /// `x` through a linear layer stacked from `parts`, to a new operand.

@@ -43,6 +43,12 @@ pub enum ModelError {
         /// How many devices there are.
         world: usize,
     },
+    /// A model with recurrent layers, for several devices.
+    #[error("{world} devices cannot share a model with layers of Gated DeltaNet: run it on one")]
+    RecurrentShared {
+        /// How many devices there are.
+        world: usize,
+    },
     /// A precision in whose elements the model's rows would not be aligned.
     #[error(
         "the model has a {what} of {size}: in {precision} it has to be a multiple of {multiple}\n\

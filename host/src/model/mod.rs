@@ -11,7 +11,8 @@ mod rope;
 mod shares;
 
 pub use config::{
-    Config, ConfigError, ExpertScores, Experts, Family, LayerConfig, NormPlacement, QkNorm,
+    Config, ConfigError, DeltaNet, ExpertScores, Experts, Family, LayerConfig, NormPlacement,
+    QkNorm,
 };
 pub use error::ModelError;
 use names::ExpertForm;
@@ -19,7 +20,7 @@ pub(crate) use names::Names;
 pub(crate) use rope::yarn_attention_factor;
 pub use rope::{QueryScaling, Rope, RopeScaling};
 
-use crate::plan::{Bounds, Constant, Numerics, Plan, PlanOutput, Precision, Rank};
+use crate::plan::{Bounds, CacheSize, Constant, Numerics, Plan, PlanOutput, Precision, Rank};
 use crate::weights::{Checkpoint, Origin};
 use shares::Shares;
 use std::path::Path;
@@ -114,7 +115,7 @@ impl Decoder {
     }
 
     /// The model as operations, computed as `numerics` says, for steps of at most `bounds`, over a
-    /// cache of `num_pages` pages. Weights and constants are the same for all plans of one
+    /// cache of this size. Weights and constants are the same for all plans of one
     /// precision and `bounds.max_kv_len`.
     ///
     /// # Errors
@@ -125,9 +126,9 @@ impl Decoder {
         &self,
         numerics: &Numerics,
         bounds: Bounds,
-        num_pages: usize,
+        cache: impl Into<CacheSize>,
     ) -> Result<Plan, ModelError> {
-        self.plan_of(Rank::ALONE, PlanOutput::Logits, numerics, bounds, num_pages)
+        self.plan_of(Rank::ALONE, PlanOutput::Logits, numerics, bounds, cache)
     }
 
     /// As [`Decoder::plan`], for one of several devices and with another output.
@@ -140,9 +141,9 @@ impl Decoder {
         output: PlanOutput,
         numerics: &Numerics,
         bounds: Bounds,
-        num_pages: usize,
+        cache: impl Into<CacheSize>,
     ) -> Result<Plan, ModelError> {
-        self.plan_with(Decoder::rope_tables, rank, numerics, output, bounds, num_pages)
+        self.plan_with(Decoder::rope_tables, rank, numerics, output, bounds, cache)
     }
 
     /// As [`Decoder::plan`], without the data of its tables, for what reads sizes alone: the
@@ -152,10 +153,10 @@ impl Decoder {
         rank: Rank,
         numerics: &Numerics,
         bounds: Bounds,
-        num_pages: usize,
+        cache: impl Into<CacheSize>,
     ) -> Result<Plan, ModelError> {
         let empty = |decoder: &Decoder, rows| RopeTables::new(&decoder.config, rows, |_| [].into());
-        self.plan_with(empty, rank, numerics, PlanOutput::Logits, bounds, num_pages)
+        self.plan_with(empty, rank, numerics, PlanOutput::Logits, bounds, cache)
     }
 
     fn plan_with(
@@ -165,12 +166,13 @@ impl Decoder {
         numerics: &Numerics,
         output: PlanOutput,
         bounds: Bounds,
-        num_pages: usize,
+        cache: impl Into<CacheSize>,
     ) -> Result<Plan, ModelError> {
         self.check(numerics, bounds)?;
         let shares = Shares::new(self, numerics, rank)?;
         let tables = rope_tables(self, bounds.max_kv_len);
-        Ok(decoder::plan(self, &shares, tables, numerics, output, bounds, num_pages)?)
+        let cache = cache.into();
+        Ok(decoder::plan(self, &shares, tables, numerics, output, bounds, cache)?)
     }
 
     /// Whether there can be such a plan of this model.
@@ -188,7 +190,7 @@ impl Decoder {
     /// Whether the rows of every operand, and every head in it, start at multiples of 16 bytes.
     fn check_alignment(&self, precision: Precision) -> Result<(), ModelError> {
         let multiple = precision.operand().row_multiple();
-        let Config { hidden_size, intermediate_size, head_dim, experts, .. } = self.config;
+        let Config { hidden_size, intermediate_size, head_dim, experts, delta, .. } = self.config;
         let of_experts = experts.into_iter().flat_map(|experts| {
             [Some(experts.intermediate_size), experts.shared_intermediate_size]
         });
@@ -197,6 +199,15 @@ impl Decoder {
             ("hidden size", hidden_size),
             ("intermediate size", intermediate_size),
             ("head size", head_dim),
+            ("size of keys of a layer of Gated DeltaNet", delta.map_or(0, |delta| delta.k_width())),
+            (
+                "size of values of a layer of Gated DeltaNet",
+                delta.map_or(0, |delta| delta.v_width()),
+            ),
+            (
+                "number of gates of a layer of Gated DeltaNet",
+                delta.map_or(0, |delta| 2 * delta.num_v_heads),
+            ),
         ];
         match sizes.into_iter().chain(of_experts).find(|(_, size)| !size.is_multiple_of(multiple)) {
             Some((what, size)) => Err(ModelError::Unaligned { what, size, precision, multiple }),

@@ -1,10 +1,15 @@
 //! Names of a family's tensors in a checkpoint, and what each packed weight is made of.
 
+mod delta;
 mod experts;
 
 use super::{Config, Family, NormPlacement, QkNorm};
+pub(crate) use delta::DeltaNames;
+use delta::{GGUF_DELTA, GGUF_GROUPED_DELTA, HF_DELTA, HF_GROUPED_DELTA};
 pub(crate) use experts::{ExpertForm, ExpertNames};
-use experts::{GGUF_EXPERTS, GRANITE_EXPERTS, HF_EXPERTS, MIXTRAL_EXPERTS, OPENAI_EXPERTS};
+use experts::{
+    GGUF_EXPERTS, GRANITE_EXPERTS, HF_EXPERTS, MIXTRAL_EXPERTS, OPENAI_EXPERTS, QWEN_EXPERTS,
+};
 
 /// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number;
 /// all of them take `.weight` or `.bias`, but where it says otherwise.
@@ -34,6 +39,8 @@ pub(crate) struct Names {
     pub down: &'static str,
     /// Names of experts.
     pub experts: ExpertNames,
+    /// Names of layers of Gated DeltaNet.
+    pub delta: DeltaNames,
     /// Whether the rows of Q and K are in the order of interleaved RoPE.
     pub interleaved_rope: bool,
 }
@@ -51,6 +58,8 @@ impl Names {
             Family::GptOss => &HF_GPT_OSS,
             Family::GraniteMoe => &HF_GRANITE_MOE,
             Family::Gemma2 | Family::Gemma3 => &HF_GEMMA,
+            Family::Qwen3Next => &HF_QWEN3_NEXT,
+            Family::Qwen35 | Family::Qwen35Moe => &HF_QWEN35,
             _ => &HF_LLAMA,
         };
         let fits = |table: &&Names| has(&format!("{}.weight", table.embedding));
@@ -75,6 +84,9 @@ impl Names {
             | Family::SmolLm3
             | Family::Ministral3 => &GGUF_LLAMA,
             Family::GptOss | Family::Glm4Moe => &GGUF_POST_NORM,
+            // As of Gemma.
+            Family::Qwen35 | Family::Qwen35Moe => &GGUF_POST_NORM,
+            Family::Qwen3Next => &GGUF_QWEN3_NEXT,
             // Conversion has added 1 to the weights of Gemma's norms.
             Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::Gemma2 | Family::Gemma3 => {
                 &GGUF
@@ -102,7 +114,8 @@ impl Names {
                 push(self.attention_post_norm, &[hidden], false);
                 push(self.mlp_post_norm, &[hidden], false);
             }
-            if let Some(over) = config.qk_norm {
+            let delta = config.delta.filter(|_| config.layers[layer].is_delta);
+            if let (Some(over), None) = (config.qk_norm, delta) {
                 let widths = match over {
                     QkNorm::PerHead => [head_dim; 2],
                     QkNorm::AllHeads => [q_width, kv_width],
@@ -110,11 +123,25 @@ impl Names {
                 push(self.q_norm, &widths[..1], false);
                 push(self.k_norm, &widths[1..], false);
             }
-            for (stem, rows) in stacked(self.qkv, &[q_width, kv_width, kv_width]) {
-                push(stem, &[rows, hidden], config.qkv_bias);
+            if delta.is_none() {
+                let q_rows = if config.attention_gate { 2 * q_width } else { q_width };
+                for (stem, rows) in stacked(self.qkv, &[q_rows, kv_width, kv_width]) {
+                    push(stem, &[rows, hidden], config.qkv_bias);
+                }
+                push(self.attention_out, &[hidden, q_width], config.attention_out_bias);
             }
-            push(self.attention_out, &[hidden, q_width], config.attention_out_bias);
             push(self.mlp_norm, &[hidden], false);
+            if let Some(delta) = delta {
+                let own = self.delta.tensors(&delta, hidden).into_iter();
+                tensors.extend(own.map(|(name, shape)| (self.in_layer(layer, &name), shape)));
+            }
+            let mut push = |stem: &str, shape: &[usize], has_bias: bool| {
+                let name = self.in_layer(layer, stem);
+                tensors.push((format!("{name}.weight"), shape.to_vec()));
+                if has_bias {
+                    tensors.push((format!("{name}.bias"), vec![shape[0]]));
+                }
+            };
             match config.experts.filter(|_| config.layers[layer].has_experts) {
                 Some(experts) => {
                     let own = self.experts.tensors(&experts, hidden).into_iter();
@@ -170,6 +197,7 @@ const HF: Names = Names {
     gate_up: &["mlp.gate_proj", "mlp.up_proj"],
     down: "mlp.down_proj",
     experts: HF_EXPERTS,
+    delta: HF_DELTA,
     interleaved_rope: false,
 };
 
@@ -239,6 +267,32 @@ const HF_MODEL_LANGUAGE_MODEL: Names = Names {
 const HF_GEMMA: [Names; 4] =
     [gemma(HF), gemma(HF_BARE), gemma(HF_LANGUAGE_MODEL), gemma(HF_MODEL_LANGUAGE_MODEL)];
 
+const HF_QWEN3_NEXT: [Names; 4] = [
+    qwen3_next(HF, QWEN_EXPERTS),
+    qwen3_next(HF_BARE, QWEN_EXPERTS),
+    qwen3_next(HF, QWEN_EXPERTS.gate_then_up()),
+    qwen3_next(HF_BARE, QWEN_EXPERTS.gate_then_up()),
+];
+
+/// As published, and saved from the language model alone; experts in one tensor, and in one each.
+const HF_QWEN35: [Names; 6] = [
+    qwen35(HF_MODEL_LANGUAGE_MODEL, QWEN_EXPERTS.gate_then_up()),
+    qwen35(HF, QWEN_EXPERTS.gate_then_up()),
+    qwen35(HF_BARE, QWEN_EXPERTS.gate_then_up()),
+    qwen35(HF_MODEL_LANGUAGE_MODEL, QWEN_EXPERTS),
+    qwen35(HF, QWEN_EXPERTS),
+    qwen35(HF_BARE, QWEN_EXPERTS),
+];
+
+const fn qwen3_next(names: Names, experts: ExpertNames) -> Names {
+    Names { delta: HF_GROUPED_DELTA, ..qwen35(names, experts) }
+}
+
+/// The weights of norms are stored less 1, but in layers of Gated DeltaNet.
+const fn qwen35(names: Names, experts: ExpertNames) -> Names {
+    Names { norm_offset: 1.0, experts, ..names }
+}
+
 const fn phi3(names: Names) -> Names {
     Names { qkv: &["self_attn.qkv_proj"], gate_up: &["mlp.gate_up_proj"], ..names }
 }
@@ -275,6 +329,7 @@ const GGUF: Names = Names {
     gate_up: &["ffn_gate", "ffn_up"],
     down: "ffn_down",
     experts: GGUF_EXPERTS,
+    delta: GGUF_DELTA,
     interleaved_rope: false,
 };
 
@@ -288,3 +343,5 @@ const GGUF_PHI3: Names = Names { qkv: &["attn_qkv"], gate_up: &["ffn_up"], ..GGU
 
 /// The norm of the MLP is called by what it comes after.
 const GGUF_POST_NORM: Names = Names { mlp_norm: "post_attention_norm", ..GGUF };
+
+const GGUF_QWEN3_NEXT: Names = Names { delta: GGUF_GROUPED_DELTA, ..GGUF_POST_NORM };

@@ -62,11 +62,17 @@ fn architecture(family: Family) -> &'static str {
         Family::GraniteMoe => "granitemoe",
         Family::Gemma2 => "gemma2",
         Family::Gemma3 => "gemma3",
+        Family::Qwen3Next => "qwen3next",
+        Family::Qwen35 => "qwen35",
+        Family::Qwen35Moe => "qwen35moe",
     }
 }
 
 /// The metadata that follows from the configuration.
 pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeError> {
+    if config.delta.is_some() {
+        return Err(QuantizeError::NoKey("layers of Gated DeltaNet"));
+    }
     let known = match config.family {
         Family::GptOss => Activation::SwigluOai,
         Family::Gemma2 | Family::Gemma3 => Activation::GeluTanh,

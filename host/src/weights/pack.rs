@@ -81,13 +81,15 @@ impl Checkpoint {
             _ if vector => vec![rows],
             _ => vec![rows, cols],
         };
-        // A stack of one may be without its dimension.
-        let is_one = part.stack == Some(1) && entry.shape == expected;
         let expected = match part.stack {
             Some(stack) => [&[stack, expected[0] / stack.max(1)], &expected[1..]].concat(),
             None => expected,
         };
-        if entry.shape != expected && !is_one {
+        // Dimensions of one element may be missing, or more.
+        let squeezed = |shape: &[usize]| -> Vec<usize> {
+            shape.iter().copied().filter(|&size| size != 1).collect()
+        };
+        if squeezed(entry.shape) != squeezed(&expected) {
             return Err(WeightsError::WrongShape {
                 path: entry.file.to_owned(),
                 tensor: part.source.clone(),
@@ -111,6 +113,7 @@ impl Checkpoint {
             PartTransform::None
             | PartTransform::Scale(_)
             | PartTransform::Add(_)
+            | PartTransform::NegExp
             | PartTransform::EverySecond => {
                 let row_elems = match vector {
                     true if is_whole => part.rows,
@@ -179,6 +182,7 @@ impl WeightSource for Checkpoint {
             match part.transform {
                 PartTransform::Scale(factor) => for_each_f32(out, |element| element * factor),
                 PartTransform::Add(addend) => for_each_f32(out, |element| element + addend),
+                PartTransform::NegExp => for_each_f32(out, |element| -element.exp()),
                 _ => {}
             }
         }

@@ -2,8 +2,8 @@
 //! blocks have whole ones.
 
 use super::super::{
-    AllReduce, AppendAttention, Attention, Dtype, ExpertGate, ExpertLinear, Linear, Norm, Op, Plan,
-    PlanError, RopeAppend, Route, Scores, View, WeightId,
+    AllReduce, AppendAttention, Attention, CausalConv, DeltaRule, Dtype, ExpertGate, ExpertLinear,
+    Linear, Norm, Op, Plan, PlanError, RopeAppend, Route, Scores, View, WeightId,
 };
 
 /// Types that operations compute on.
@@ -160,6 +160,27 @@ impl Plan {
                 is("the gate", gate, FLOATS)?;
                 is("up", self.dtype(up), &[gate])?;
                 is("out", self.dtype(out), &[gate])
+            }
+            Op::SigmoidGate { gate, x, out } => {
+                let x = self.dtype(x);
+                is("x", x, FLOATS)?;
+                is("the gate", self.dtype(gate), &[x])?;
+                is("out", self.dtype(out), &[x])
+            }
+            Op::CausalConv(CausalConv { x, weight, out, .. }) => {
+                let x = self.dtype(x);
+                is("x", x, FLOATS)?;
+                self.check_vector(&at, "the weight", weight)?;
+                is("out", self.dtype(out), &[x])
+            }
+            Op::DeltaRule(DeltaRule { q, k, v, gates, rate, bias, out, .. }) => {
+                let q = self.dtype(q);
+                is("q", q, FLOATS)?;
+                for (what, view) in [("k", k), ("v", v), ("the gates", gates), ("out", out)] {
+                    is(what, self.dtype(view), &[q])?;
+                }
+                self.check_vector(&at, "the rates", rate)?;
+                self.check_vector(&at, "the bias", bias)
             }
             Op::Add { x, residual, out } => {
                 is("x", self.dtype(x), FLOATS)?;

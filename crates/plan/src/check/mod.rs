@@ -5,9 +5,9 @@ mod dtypes;
 mod tests;
 
 use super::{
-    AllReduce, AppendAttention, Attention, Constant, ConstantId, Dtype, ExpertGate, ExpertLinear,
-    Groups, Linear, MaterializedAttention, Op, PartTransform, Plan, PlanError, RopeAppend, Route,
-    Router, Rows, Scores, View, Weight, WeightId, WeightPart,
+    AllReduce, AppendAttention, Attention, CausalConv, Constant, ConstantId, DeltaRule, Dtype,
+    ExpertGate, ExpertLinear, Groups, Linear, MaterializedAttention, Op, PartTransform, Plan,
+    PlanError, RopeAppend, Route, Router, Rows, Scores, View, Weight, WeightId, WeightPart,
 };
 
 impl Plan {
@@ -95,6 +95,7 @@ impl Plan {
             | Op::ExpertLinear(ExpertLinear { x, residual, .. }) => {
                 residual.filter(|&residual| residual != x)
             }
+            Op::SigmoidGate { gate, x, .. } => Some(x).filter(|&x| x.tensor != gate.tensor),
             Op::Add { x, residual, .. } => Some(residual).filter(|&residual| residual != x),
             _ => None,
         };
@@ -146,6 +147,15 @@ impl Plan {
                 self.same_shape(gate, up)?;
                 self.same_shape(gate, out)
             }
+            Op::SigmoidGate { gate, x, out } => {
+                self.same_rows(gate, x)?;
+                ensure([1, x.width].contains(&gate.width), || {
+                    format!("a gate of {} columns for {}", gate.width, x.width)
+                })?;
+                self.same_shape(x, out)
+            }
+            Op::CausalConv(op) => self.check_conv(&op),
+            Op::DeltaRule(op) => self.check_delta_rule(&op),
             Op::Add { x, residual, out } => {
                 self.same_shape(x, residual)?;
                 self.same_shape(x, out)
@@ -290,6 +300,39 @@ impl Plan {
         ensure(self.ops.iter().any(appended), || format!("layer {} is never appended", op.layer))
     }
 
+    fn check_conv(&self, op: &CausalConv) -> Result<(), String> {
+        let &CausalConv { layer, x, weight, out } = op;
+        let weight = self.weight(weight);
+        self.check_state_layer(layer)?;
+        self.rows_are(x, Rows::Tokens)?;
+        self.same_shape(x, out)?;
+        same("channels", x.width, self.states.conv_channels)?;
+        same("rows of the weight", weight.rows, x.width)?;
+        same("taps", weight.cols, self.states.conv_len + 1)
+    }
+
+    fn check_delta_rule(&self, op: &DeltaRule) -> Result<(), String> {
+        let &DeltaRule { layer, q, k, v, gates, rate, bias, num_k_heads, out, .. } = op;
+        let num_heads = self.states.num_heads;
+        self.check_state_layer(layer)?;
+        self.rows_are(q, Rows::Tokens)?;
+        self.same_shape(q, k)?;
+        self.same_rows(v, q)?;
+        self.same_rows(gates, q)?;
+        self.same_shape(v, out)?;
+        same("columns of q", q.width, num_k_heads * self.states.k_dim)?;
+        same("columns of v", v.width, num_heads * self.states.v_dim)?;
+        same("gates", gates.width, 2 * num_heads)?;
+        same("rates", self.vector(rate)?, num_heads)?;
+        same("biases", self.vector(bias)?, num_heads)?;
+        ensure(num_k_heads > 0, || "no head of keys".into())?;
+        same("heads of values left over", num_heads % num_k_heads, 0)
+    }
+
+    fn check_state_layer(&self, layer: usize) -> Result<(), String> {
+        ensure(layer < self.states.num_layers, || format!("no layer {layer} of states"))
+    }
+
     /// Scores and probabilities are whole activations.
     fn check_score_rows(&self, op: &MaterializedAttention) -> Result<(), String> {
         let columns = op.attention.num_heads * self.bounds.score_columns();
@@ -332,7 +375,10 @@ fn check_parts(weight: &Weight) -> Result<(), String> {
     let fills = filled == *rows || (*rows == 1 && filled == *cols);
     ensure(fills, || format!("weight `{name}` [{rows}, {cols}] of {filled} rows"))?;
     let is_scaled = |part: &WeightPart| {
-        matches!(part.transform, PartTransform::Scale(_) | PartTransform::Add(_))
+        matches!(
+            part.transform,
+            PartTransform::Scale(_) | PartTransform::Add(_) | PartTransform::NegExp
+        )
     };
     let can_scale = |part: &WeightPart| weight.is_vector() && part.storage == Dtype::F32;
     ensure(weight.parts.iter().all(|part| !is_scaled(part) || can_scale(part)), || {

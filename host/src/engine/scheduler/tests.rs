@@ -14,7 +14,7 @@ fn scheduler(turns: Turns, max_seqs: usize, max_tokens: usize, num_pages: usize)
         max_tokens_beside_rows: max_tokens,
         long_prefill_token_threshold: None,
     };
-    Scheduler::new(turns, limits, num_pages)
+    Scheduler::new(turns, limits, PageAllocator::new(num_pages))
 }
 
 fn add(scheduler: &mut Scheduler, id: u64, prompt_len: usize, max_new_tokens: usize) {
@@ -85,7 +85,7 @@ fn with_threshold(turns: Turns, max_tokens: usize, threshold: usize) -> Schedule
         max_tokens_beside_rows: max_tokens,
         long_prefill_token_threshold,
     };
-    Scheduler::new(turns, limits, 100)
+    Scheduler::new(turns, limits, PageAllocator::new(100))
 }
 
 /// The batches of the next `num_steps` steps.
@@ -313,7 +313,7 @@ fn every_request_is_served() {
             max_tokens_beside_rows: max_tokens,
             long_prefill_token_threshold,
         };
-        let mut scheduler = Scheduler::new(turns, limits, num_pages);
+        let mut scheduler = Scheduler::new(turns, limits, PageAllocator::new(num_pages));
         let mut was_of_prompts = false;
         let mut left = std::collections::BTreeMap::new();
         let mut cache = Cache::new();

@@ -13,12 +13,14 @@ use super::{
     WeightSource, inputs, sample,
 };
 use crate::plan::{
-    AppendAttention, ArenaLayout, Attention, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op,
-    Plan, QkNorm, RopeAppend, Route, Scores, StepInputs, View, WeightId,
+    AppendAttention, ArenaLayout, Attention, CausalConv, Constant, DeltaRule, Dtype, Linear,
+    MemoryBudget, MemoryUse, Op, Plan, QkNorm, RopeAppend, Route, Scores, StepInputs, View,
+    WeightId,
 };
 use blocks::fp8;
 use cpu_ops::activations::{Frame, Rows, RowsMut, arena_words};
 use cpu_ops::attention::{self, Operation, materialized};
+use cpu_ops::delta::{DeltaOperands, States};
 use cpu_ops::experts::Routing;
 use cpu_ops::kv::KvCache;
 use cpu_ops::weights::StoredWeight;
@@ -39,6 +41,7 @@ pub struct CpuExecutor {
 struct Rank {
     weights: Vec<StoredWeight>,
     kv: KvCache,
+    states: States,
     arena: Vec<f32>,
 }
 
@@ -66,7 +69,8 @@ impl CpuExecutor {
         let rank = |plan: &Plan| {
             let weights = plan.weights.par_iter().map(|weight| StoredWeight::read(weight, weights));
             let weights = weights.collect::<Result<_, _>>()?;
-            Ok(Rank { weights, kv: KvCache::new(plan.kv)?, arena: Vec::new() })
+            let (kv, states) = (KvCache::new(plan.kv)?, States::new(plan.states)?);
+            Ok(Rank { weights, kv, states, arena: Vec::new() })
         };
         let ranks = plans.iter().map(rank).collect::<Result<_, ExecError>>()?;
         Ok(CpuExecutor { ranks, prepared: Prepared::new() })
@@ -172,7 +176,7 @@ impl Executor for CpuExecutor {
     fn memory_use(&self) -> Result<MemoryUse, ExecError> {
         let bytes = |rank: &Rank| {
             let weights: usize = rank.weights.iter().map(StoredWeight::stored_bytes).sum();
-            weights + rank.kv.bytes() + size_of_val(&rank.arena[..])
+            weights + rank.kv.bytes() + rank.states.bytes() + size_of_val(&rank.arena[..])
         };
         // All plans share their tables.
         let tables = self.prepared.iter().next().map_or(&[][..], |ranks| &ranks[0].plan.constants);
@@ -199,6 +203,7 @@ impl CpuExecutor {
                 want,
                 weights: &rank.weights,
                 kv: &mut rank.kv,
+                states: &mut rank.states,
                 frame: Frame::new(plan, layout, inputs, &mut rank.arena),
                 output: StepOutput::default(),
             };
@@ -269,6 +274,7 @@ struct RankStep<'a> {
     want: Want<'a>,
     weights: &'a [StoredWeight],
     kv: &'a mut KvCache,
+    states: &'a mut States,
     frame: Frame<'a>,
     output: StepOutput,
 }
@@ -358,6 +364,22 @@ impl RankStep<'_> {
                     activation::gate(activation, &others.rows(gate), &others.rows(up), max, out);
                 });
             }
+            Op::SigmoidGate { gate, x, out } => frame.write(out, Some(x), |out, others| {
+                ops::sigmoid_gate(&others.rows(gate), out);
+            }),
+            Op::CausalConv(CausalConv { layer, x, weight: id, out }) => {
+                frame.write(out, None, |out, others| {
+                    let x = others.rows(x);
+                    self.states.causal_conv(layer, inputs, weight(id).vector(), &x, out);
+                });
+            }
+            Op::DeltaRule(ref op) => frame.write(op.out, None, |out, others| {
+                let &DeltaRule { q, k, v, gates, rate, bias, .. } = op;
+                let [q, k, v, gates] = [q, k, v, gates].map(|view| others.rows(view));
+                let [rate, bias] = [rate, bias].map(|id| weight(id).vector());
+                let operands = DeltaOperands { q, k, v, gates, rate, bias };
+                self.states.delta_rule(op, inputs, &operands, out);
+            }),
             Op::Add { x, residual, out } => frame.write(out, Some(residual), |out, others| {
                 ops::add(&others.rows(x), out);
             }),

@@ -8,7 +8,7 @@ use super::hf_layers::{every_but_last_of, index_of};
 use super::rope_hf::GEMMA3_LOCAL_THETA;
 use super::{
     Config, ConfigError, Family, LayerConfig, MULTIPLIER, NormPlacement, QkNorm, QueryScaling,
-    gguf_experts, range,
+    delta, gguf_experts, range,
 };
 use crate::model::names::Names;
 use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
@@ -119,6 +119,8 @@ impl Config {
                 _ => None,
             },
             query_scaling,
+            attention_gate: family.has_delta(),
+            delta: delta::from_gguf(&fields, family)?,
             layers,
             ropes,
         }
@@ -260,14 +262,15 @@ fn layers(
         }
         None => rope.clone(),
     };
+    let delta = delta::gguf_layers(fields, family, num_layers)?;
     let mut ropes = Vec::new();
-    let layer = |((slides, rotates), has_experts): ((bool, bool), bool)| {
-        let window = window.filter(|_| slides);
+    let layer = |index: usize| {
+        let (window, is_delta) = (window.filter(|_| slides[index]), delta[index]);
         let rope = if window.is_some() { &sliding } else { rope };
-        let rope = rotates.then(|| index_of(&mut ropes, rope));
-        LayerConfig { window, rope, has_experts }
+        let rope = (rotates[index] && !is_delta).then(|| index_of(&mut ropes, rope));
+        LayerConfig { window, rope, has_experts: experts[index], is_delta }
     };
-    let layers = slides.into_iter().zip(rotates).zip(experts).map(layer).collect();
+    let layers = (0..num_layers).map(layer).collect();
     Ok((layers, ropes))
 }
 
@@ -276,7 +279,9 @@ fn num_layers(fields: &Fields, family: Family) -> Result<usize, ConfigError> {
     const NEXTN: &str = "nextn_predict_layers";
     let num_blocks = fields.required_count("block_count", range::NUM_LAYERS)?;
     let further = match family {
-        Family::Glm4Moe => fields.count(NEXTN, 0..=usize::MAX)?.unwrap_or(0),
+        Family::Glm4Moe | Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
+            fields.count(NEXTN, 0..=usize::MAX)?.unwrap_or(0)
+        }
         _ => 0,
     };
     let num_layers = num_blocks.checked_sub(further).filter(|num_layers| *num_layers > 0);

@@ -11,9 +11,15 @@ const COUNT: &str = "expert_count";
 pub(super) fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>, ConfigError> {
     let count = fields.count(COUNT, 0..=*range::NUM_EXPERTS.end())?.filter(|count| *count > 0);
     let num_experts = match (count, family) {
-        (count, Family::Qwen3Moe | Family::GptOss | Family::Glm4Moe | Family::GraniteMoe) => {
-            count.map_or_else(|| fields.required_count(COUNT, range::NUM_EXPERTS), Ok)?
-        }
+        (
+            count,
+            Family::Qwen3Moe
+            | Family::GptOss
+            | Family::Glm4Moe
+            | Family::GraniteMoe
+            | Family::Qwen3Next
+            | Family::Qwen35Moe,
+        ) => count.map_or_else(|| fields.required_count(COUNT, range::NUM_EXPERTS), Ok)?,
         (Some(count), Family::Llama) => count,
         (None, _) => return Ok(None),
         (Some(_), _) => return Err(fields.invalid(COUNT, "experts of this family are not known")),
@@ -32,6 +38,11 @@ pub(super) fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>
     let experts = Experts::new(num_experts, top_k, intermediate_size);
     Ok(Some(match family {
         Family::GptOss => Experts { bias: true, ..experts },
+        Family::Qwen3Next | Family::Qwen35Moe => {
+            let key = "expert_shared_feed_forward_length";
+            let shared = fields.required_count(key, range::INTERMEDIATE_SIZE)?;
+            Experts { shared_intermediate_size: Some(shared), shared_gate: true, ..experts }
+        }
         Family::GraniteMoe => {
             let key = "expert_shared_feed_forward_length";
             let shared = fields.count(key, 0..=usize::MAX)?.unwrap_or(0);
@@ -80,7 +91,11 @@ pub(super) fn layers(
 ) -> Result<Vec<bool>, ConfigError> {
     let dense = match family {
         Family::Glm4Moe => fields.count("leading_dense_block_count", 0..=usize::MAX)?.unwrap_or(0),
-        Family::Qwen3Moe | Family::GptOss | Family::GraniteMoe => 0,
+        Family::Qwen3Moe
+        | Family::GptOss
+        | Family::GraniteMoe
+        | Family::Qwen3Next
+        | Family::Qwen35Moe => 0,
         Family::Llama if fields.count(COUNT, 0..=usize::MAX)?.is_some_and(|count| count > 0) => 0,
         _ => num_layers,
     };

@@ -2,8 +2,8 @@
 
 use super::fields::{Fields, POSITIVE};
 use super::{
-    Config, ConfigError, Family, MULTIPLIER, NormPlacement, QkNorm, hf_experts, hf_layers, range,
-    rope_hf,
+    Config, ConfigError, Family, MULTIPLIER, NormPlacement, QkNorm, delta, hf_experts, hf_layers,
+    range, rope_hf,
 };
 use gpu_types::Activation;
 use serde_json::Value;
@@ -89,6 +89,10 @@ impl Defaults {
                 tie_word_embeddings: true,
                 ..BASE
             },
+            Family::Qwen3Next | Family::Qwen35Moe => {
+                Defaults { num_kv_heads: Some(2), head_dim: Some(256), ..BASE }
+            }
+            Family::Qwen35 => Defaults { num_kv_heads: Some(4), head_dim: Some(256), ..BASE },
             Family::Ministral3 => {
                 Defaults { num_kv_heads: Some(8), head_dim: Some(128), rms_norm_eps: 1e-5, ..BASE }
             }
@@ -97,7 +101,7 @@ impl Defaults {
 }
 
 /// Families whose attention, or MLP, has a bias if config.json says so.
-const ATTENTION_BIAS: [Family; 12] = [
+const ATTENTION_BIAS: [Family; 15] = [
     Family::Llama,
     Family::Qwen3,
     Family::Qwen3Moe,
@@ -110,6 +114,9 @@ const ATTENTION_BIAS: [Family; 12] = [
     Family::GraniteMoe,
     Family::Gemma2,
     Family::Gemma3,
+    Family::Qwen3Next,
+    Family::Qwen35,
+    Family::Qwen35Moe,
 ];
 const MLP_BIAS: [Family; 3] = [Family::Llama, Family::Granite, Family::SmolLm3];
 
@@ -127,7 +134,7 @@ impl Config {
         // The language model of one that takes images too.
         let model_type = all.required_text("model_type")?;
         let nested = match model_type.as_str() {
-            "mistral3" | "gemma3" => all.object("text_config")?,
+            "mistral3" | "gemma3" | "qwen3_5" | "qwen3_5_moe" => all.object("text_config")?,
             _ => None,
         };
         let fields = nested.unwrap_or(all);
@@ -240,6 +247,8 @@ impl Config {
                 _ => None,
             },
             query_scaling: rope.query_scaling,
+            attention_gate: family.has_delta(),
+            delta: delta::from_hf(&fields, family)?,
             layers,
             ropes,
         }

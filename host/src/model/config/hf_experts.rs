@@ -7,6 +7,7 @@ use crate::plan::Groups;
 /// The experts of a family that has them.
 pub(super) fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>, ConfigError> {
     let num_experts = match family {
+        Family::Qwen3Next | Family::Qwen35Moe => "num_experts",
         Family::Qwen3Moe if !fields.has("num_local_experts") => "num_experts",
         // As transformers 5 saves both.
         Family::Qwen3Moe | Family::Mixtral | Family::GptOss | Family::GraniteMoe => {
@@ -17,7 +18,9 @@ pub(super) fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>
         _ => return Ok(None),
     };
     let intermediate_size = match family {
-        Family::Qwen3Moe | Family::Glm4Moe => "moe_intermediate_size",
+        Family::Qwen3Moe | Family::Glm4Moe | Family::Qwen3Next | Family::Qwen35Moe => {
+            "moe_intermediate_size"
+        }
         _ => "intermediate_size",
     };
     let experts = Experts::new(
@@ -28,11 +31,23 @@ pub(super) fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>
     Ok(Some(match family {
         // transformers' class has false, which no published model takes.
         Family::Qwen3Moe => Experts { normalise: fields.flag("norm_topk_prob", false)?, ..experts },
+        Family::Qwen3Next => Experts {
+            normalise: fields.flag("norm_topk_prob", true)?,
+            ..with_shared(fields, experts)?
+        },
+        Family::Qwen35Moe => with_shared(fields, experts)?,
         Family::GptOss => Experts { bias: true, ..experts },
         Family::Glm4Moe => of_glm(fields, experts)?,
         // The softmax of the chosen logits is that of all, divided by the sum of the chosen.
         _ => experts,
     }))
+}
+
+/// With the shared expert, which has a gate.
+fn with_shared(fields: &Fields, experts: Experts) -> Result<Experts, ConfigError> {
+    let size =
+        fields.required_count("shared_expert_intermediate_size", range::INTERMEDIATE_SIZE)?;
+    Ok(Experts { shared_intermediate_size: Some(size), shared_gate: true, ..experts })
 }
 
 fn of_glm(fields: &Fields, experts: Experts) -> Result<Experts, ConfigError> {
@@ -63,12 +78,14 @@ pub(super) fn layers(
 ) -> Result<Vec<bool>, ConfigError> {
     const DENSE: &str = "mlp_only_layers";
     match family {
-        Family::Mixtral | Family::GptOss | Family::GraniteMoe => Ok(vec![true; num_layers]),
+        Family::Mixtral | Family::GptOss | Family::GraniteMoe | Family::Qwen35Moe => {
+            Ok(vec![true; num_layers])
+        }
         Family::Glm4Moe => {
             let dense = fields.count("first_k_dense_replace", 0..=usize::MAX)?.unwrap_or(1);
             Ok((0..num_layers).map(|layer| layer >= dense).collect())
         }
-        Family::Qwen3Moe => {
+        Family::Qwen3Moe | Family::Qwen3Next => {
             let step = fields.count("decoder_sparse_step", 1..=usize::MAX)?.unwrap_or(1);
             let dense = fields.counts(DENSE)?.unwrap_or_default();
             if dense.iter().any(|layer| *layer >= num_layers) {

@@ -3,7 +3,7 @@
 use super::fields::Fields;
 use super::hf::size;
 use super::rope_hf::RopeOfType;
-use super::{ConfigError, Family, LayerConfig, hf_experts, range};
+use super::{ConfigError, Family, LayerConfig, delta, hf_experts, range};
 use crate::model::rope::Rope;
 
 /// Every layer, and the rotary embeddings that they use.
@@ -17,13 +17,15 @@ pub(super) fn layers(
     let rotates = rotates(fields, family, num_layers)?;
     let windows = windows(fields, family, default_window, &rotates)?;
     let experts = hf_experts::layers(fields, family, num_layers)?;
+    let delta = delta::hf_layers(fields, family, num_layers)?;
     let mut ropes = Vec::new();
-    let mut layer = |((window, rotates), has_experts): ((Option<usize>, bool), bool)| {
+    let mut layer = |index: usize| {
+        let (window, is_delta) = (windows[index], delta[index]);
         let rope = if window.is_some() { &of_type.sliding } else { &of_type.full };
-        let rope = rotates.then(|| index_of(&mut ropes, rope));
-        LayerConfig { window, rope, has_experts }
+        let rope = (rotates[index] && !is_delta).then(|| index_of(&mut ropes, rope));
+        LayerConfig { window, rope, has_experts: experts[index], is_delta }
     };
-    let layers = windows.into_iter().zip(rotates).zip(experts).map(&mut layer).collect();
+    let layers = (0..num_layers).map(&mut layer).collect();
     Ok((layers, ropes))
 }
 
@@ -69,9 +71,14 @@ fn windows(
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let num_layers = rotates.len();
     let in_use = match family {
-        Family::Llama | Family::Granite | Family::GraniteMoe | Family::Glm4Moe | Family::Olmo2 => {
-            false
-        }
+        Family::Llama
+        | Family::Granite
+        | Family::GraniteMoe
+        | Family::Glm4Moe
+        | Family::Olmo2
+        | Family::Qwen3Next
+        | Family::Qwen35
+        | Family::Qwen35Moe => false,
         Family::Mistral
         | Family::Mixtral
         | Family::Phi3

@@ -13,6 +13,8 @@ pub struct LayerConfig {
     pub rope: Option<usize>,
     /// Whether its MLP is a mixture of [experts](super::Config::experts).
     pub has_experts: bool,
+    /// Whether it is one of [Gated DeltaNet](super::Config::delta), and not attention.
+    pub is_delta: bool,
 }
 
 /// Over what Q and K are normalised.
@@ -29,6 +31,7 @@ impl QkNorm {
     pub(super) fn of(family: Family, says: bool) -> Option<Self> {
         match family {
             Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 => Some(QkNorm::PerHead),
+            _ if family.has_delta() => Some(QkNorm::PerHead),
             Family::Glm4Moe => says.then_some(QkNorm::PerHead),
             Family::Olmo2 | Family::Olmo3 => Some(QkNorm::AllHeads),
             _ => None,
@@ -55,6 +58,8 @@ pub struct Experts {
     pub bias: bool,
     /// Elements between gate/up and down of the MLP that every token goes to besides.
     pub shared_intermediate_size: Option<usize>,
+    /// Whether what that one makes of a token is multiplied by the sigmoid of a product with the token.
+    pub shared_gate: bool,
 }
 
 impl Experts {
@@ -69,6 +74,7 @@ impl Experts {
             scale: 1.0,
             bias: false,
             shared_intermediate_size: None,
+            shared_gate: false,
         }
     }
 

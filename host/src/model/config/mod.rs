@@ -1,5 +1,6 @@
 //! The normalised configuration of a model, whatever family and file it comes from.
 
+mod delta;
 mod fields;
 mod gguf;
 mod gguf_experts;
@@ -11,6 +12,7 @@ mod rope_hf;
 #[cfg(test)]
 mod tests;
 
+pub use delta::DeltaNet;
 pub use layer::{ExpertScores, Experts, LayerConfig, NormPlacement, QkNorm};
 
 use super::rope::{QueryScaling, Rope, RopeScaling};
@@ -39,11 +41,14 @@ pub enum Family {
     GraniteMoe,
     Gemma2,
     Gemma3,
+    Qwen3Next,
+    Qwen35,
+    Qwen35Moe,
 }
 
 impl Family {
     /// Every family, by the names that `model_type` and `general.architecture` have for it.
-    pub const ALL: [(&'static str, Family); 22] = [
+    pub const ALL: [(&'static str, Family); 28] = [
         ("llama", Family::Llama),
         ("mistral", Family::Mistral),
         ("qwen2", Family::Qwen2),
@@ -70,12 +75,26 @@ impl Family {
         ("gemma3_text", Family::Gemma3),
         // As GGUF calls it.
         ("gemma3", Family::Gemma3),
+        ("qwen3_next", Family::Qwen3Next),
+        // As GGUF calls them.
+        ("qwen3next", Family::Qwen3Next),
+        ("qwen35", Family::Qwen35),
+        ("qwen35moe", Family::Qwen35Moe),
+        // The language model of one that takes images.
+        ("qwen3_5_text", Family::Qwen35),
+        ("qwen3_5_moe_text", Family::Qwen35Moe),
     ];
 
     /// Whether it is one of Gemma, which have an embedding that is multiplied by the root of its
     /// width, norms around the branches and a gate of GELU.
     fn is_gemma(self) -> bool {
         matches!(self, Family::Gemma2 | Family::Gemma3)
+    }
+
+    /// Whether it has layers of Gated DeltaNet, attention with a gate at its output, and a quarter of each
+    /// head that is rotated.
+    fn has_delta(self) -> bool {
+        matches!(self, Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe)
     }
 
     /// The family called `name`.
@@ -148,6 +167,10 @@ pub struct Config {
     pub logits_softcap: Option<f64>,
     /// By what Q grows with its position, if it does.
     pub query_scaling: Option<QueryScaling>,
+    /// Whether what attention makes of each query head is gated, by as many rows of the projection of Q.
+    pub attention_gate: bool,
+    /// The layers that have a recurrent state in the place of keys and values.
+    pub delta: Option<DeltaNet>,
     /// What each layer has of its own.
     pub layers: Vec<LayerConfig>,
     /// The rotary embeddings, which layers refer to.
@@ -169,6 +192,11 @@ impl Config {
     /// Whether a layer has no experts.
     pub fn has_dense_layers(&self) -> bool {
         self.layers.iter().any(|layer| !layer.has_experts)
+    }
+
+    /// Of the first `num_layers` those of Gated DeltaNet.
+    pub fn num_delta_layers(&self, num_layers: usize) -> usize {
+        self.layers[..num_layers].iter().filter(|layer| layer.is_delta).count()
     }
 
     /// Layers.
@@ -205,7 +233,9 @@ impl Config {
             &format!("they must be even, from 2 to head_dim ({head_dim})"),
         )?;
         must(
-            rotary_dim == head_dim || matches!(self.family, Family::Phi3 | Family::Glm4Moe),
+            rotary_dim == head_dim
+                || matches!(self.family, Family::Phi3 | Family::Glm4Moe)
+                || self.family.has_delta(),
             "rotary dimensions",
             rotary_dim.to_string(),
             &format!("this family rotates whole heads ({head_dim})"),

@@ -117,11 +117,16 @@ impl Reader<'_> {
         let top = self.config.number(self.theta, THETA)?;
         let theta = inner.or(top).unwrap_or(self.default.theta);
         let scaling = self.scaling()?;
-        let default = if self.family == Family::Glm4Moe { 0.5 } else { 1.0 };
+        let default = match self.family {
+            Family::Glm4Moe => 0.5,
+            family if family.has_delta() => 0.25,
+            _ => 1.0,
+        };
         let part = self.either("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(default);
         // Unscaled frequencies are a matter of each family in transformers, and these alone read it
         // for them.
-        let reads = matches!(self.family, Family::Phi3 | Family::Glm4Moe);
+        let reads =
+            matches!(self.family, Family::Phi3 | Family::Glm4Moe) || self.family.has_delta();
         let is_read = reads || scaling != RopeScaling::None;
         let head_dim = self.default.head_dim;
         let rotary_dim = if is_read { (head_dim as f64 * part) as usize } else { head_dim };

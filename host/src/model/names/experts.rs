@@ -21,6 +21,8 @@ pub(crate) struct ExpertNames {
     /// Gate and up of the shared expert; they take `.weight`.
     pub shared_gate_up: [&'static str; 2],
     pub shared_down: &'static str,
+    /// The gate of what it makes of a token; it takes `.weight`.
+    pub shared_gate: &'static str,
 }
 
 /// How the matrices of a layer's experts are stored. `E` are the experts, `n` the rows of an expert's
@@ -99,6 +101,9 @@ impl ExpertNames {
             let gate_up = self.shared_gate_up.map(|stem| (stem, vec![n, hidden]));
             let shared = gate_up.into_iter().chain([(self.shared_down, vec![hidden, n])]);
             tensors.extend(shared.map(|(stem, shape)| (format!("{stem}.weight"), shape)));
+            if experts.shared_gate {
+                tensors.push((format!("{}.weight", self.shared_gate), vec![1, hidden]));
+            }
         }
         tensors
     }
@@ -148,6 +153,13 @@ pub(super) const HF_EXPERTS: ExpertNames = ExpertNames {
     suffixes: [".weight", ".bias"],
     shared_gate_up: ["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"],
     shared_down: "mlp.shared_experts.down_proj",
+    shared_gate: "mlp.shared_expert_gate",
+};
+
+pub(super) const QWEN_EXPERTS: ExpertNames = ExpertNames {
+    shared_gate_up: ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"],
+    shared_down: "mlp.shared_expert.down_proj",
+    ..HF_EXPERTS
 };
 
 pub(super) const MIXTRAL_EXPERTS: ExpertNames = ExpertNames {
@@ -197,4 +209,5 @@ pub(super) const GGUF_EXPERTS: ExpertNames = ExpertNames {
     suffixes: [".weight", ".bias"],
     shared_gate_up: ["ffn_gate_shexp", "ffn_up_shexp"],
     shared_down: "ffn_down_shexp",
+    shared_gate: "ffn_gate_inp_shexp",
 };
