@@ -6,6 +6,8 @@ mod cache_events;
 mod embeddings;
 #[path = "engine/logprobs.rs"]
 mod logprobs;
+#[path = "engine/recurrent.rs"]
+mod recurrent;
 mod support;
 
 use halfwarp::Model;

@@ -49,7 +49,7 @@ fn golden_models() -> Vec<(PathBuf, PathBuf)> {
 #[test]
 fn logits_match_transformers() {
     let models = golden_models();
-    assert!(models.len() >= 49, "goldens are missing: {models:?}");
+    assert!(models.len() >= 55, "goldens are missing: {models:?}");
     for (path, expected) in models {
         let model = Model::open(&path).unwrap_or_else(|error| panic!("{error}"));
         check_logits(&model, &expected, |_| ());

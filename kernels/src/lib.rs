@@ -15,6 +15,7 @@
 pub mod activation;
 pub mod all_reduce;
 pub mod attention;
+pub mod delta;
 pub mod element;
 pub mod empty;
 pub mod gate_rows;
@@ -29,6 +30,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rope_append;
 pub mod sampling;
+pub mod sigmoid_gate;
 pub mod softcap;
 pub mod tile;
 

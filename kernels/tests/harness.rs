@@ -24,7 +24,7 @@ pub const A100: Gpu = Gpu { target: Target::Sm80, num_sms: 108, overlaps: false 
 
 /// The buffers that no launch of a step writes, or none but this one, or one before the previous
 /// launch: kernels may read them before they wait for that.
-const CONSTANTS: [&str; 23] = [
+const CONSTANTS: [&str; 26] = [
     "bias",
     "norm weight",
     "scales",
@@ -46,6 +46,9 @@ const CONSTANTS: [&str; 23] = [
     "work list",
     "own k_pool",
     "own v_pool",
+    "own state",
+    "seq_ids",
+    "slots",
     "old experts",
     "old factors",
 ];

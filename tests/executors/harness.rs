@@ -171,6 +171,11 @@ impl Setup {
         self.weight(name, elements, self.numerics.precision.operand())
     }
 
+    /// A matrix that is no linear layer's, in f32.
+    pub fn f32_matrix(&mut self, name: &str, elements: &Matrix) -> WeightId {
+        self.weight(name, elements, Dtype::F32)
+    }
+
     /// A weight of these elements; a matrix of one row is a vector.
     fn weight(&mut self, name: &str, matrix: &Matrix, storage: Dtype) -> WeightId {
         self.weights.0.insert(name.to_owned(), matrix.data.clone());

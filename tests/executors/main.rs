@@ -6,6 +6,7 @@
 
 mod attention;
 mod attention_shapes;
+mod delta;
 mod elementwise;
 mod fused;
 mod harness;
@@ -65,6 +66,7 @@ fn all_tests() -> Vec<Test> {
         fused::tests(),
         attention::tests(),
         attention_shapes::tests(),
+        delta::tests(),
         rejects::tests(),
         sample::tests(),
     ]

@@ -37,6 +37,9 @@ NAMES = [
     "granitemoe",
     "gemma2",
     "gemma3",
+    "qwen3-next",
+    "qwen3.5",
+    "qwen3.5-moe",
 ]
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -55,6 +58,9 @@ ARCHITECTURES = {
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
 }
 ROUTERS = (
     ".mlp.gate.weight",
@@ -168,6 +174,21 @@ def add_family(writer, config):
             writer.add_expert_count(config["num_local_experts"])
             writer.add_expert_used_count(config["num_experts_per_tok"])
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        case "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text":
+            heads, width = config["linear_num_value_heads"], config["linear_value_head_dim"]
+            writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+            writer.add_ssm_state_size(config["linear_key_head_dim"])
+            writer.add_ssm_group_count(config["linear_num_key_heads"])
+            writer.add_ssm_time_step_rank(heads)
+            writer.add_ssm_inner_size(heads * width)
+            writer.add_uint32(
+                f"{writer.arch}.full_attention_interval", config["layer_types"].index("full_attention") + 1
+            )
+            if "num_experts" in config:
+                writer.add_expert_count(config["num_experts"])
+                writer.add_expert_used_count(config["num_experts_per_tok"])
+                writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+                writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
         case "mixtral":
             writer.add_expert_count(config["num_local_experts"])
             writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -183,6 +204,60 @@ def mxfp4(blocks, scales):
     codes = torch.stack([low, high], dim=-1).flatten(-2)
     nibbles = codes[..., :16] | codes[..., 16:] << 4
     return torch.cat([scales[..., None], nibbles], dim=-1).flatten(-2)
+
+
+def tiled(tensor, config, dim):
+    """Heads of values, of `dim`, in the order in which those that share a head of keys are apart."""
+    k_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    grouped = tensor.unflatten(dim, (k_heads, heads // k_heads, -1))
+    dim %= tensor.ndim
+    return grouped.transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+
+def delta(tensors, config):
+    """The tensors of the language model, those of Gated DeltaNet as llama.cpp has them."""
+    k_heads = config["linear_num_key_heads"]
+    k_width = k_heads * config["linear_key_head_dim"]
+    shared = config["linear_num_value_heads"] // k_heads
+    is_next = config["model_type"] == "qwen3_next"
+    order = (lambda tensor, dim: tensor) if is_next else (lambda tensor, dim: tiled(tensor, config, dim))
+    ordered = lambda tensor: torch.cat([tensor[: 2 * k_width], order(tensor[2 * k_width :], 0)])
+    for source, tensor in tensors.items():
+        if source.startswith(("model.visual.", "mtp.")):
+            continue
+        source = source.replace("model.language_model.", "model.")
+        layer, _, stem = source.partition(".linear_attn.")
+        linear = f"{layer}.linear_attn"
+        if stem == "in_proj_qkvz.weight":
+            groups = tensor.unflatten(0, (k_heads, -1))
+            k, v = config["linear_key_head_dim"], shared * config["linear_value_head_dim"]
+            q, k, v, z = [part.flatten(0, 1) for part in groups.split([k, k, v, v], dim=1)]
+            yield f"{linear}.in_proj_qkv.weight", torch.cat([q, k, v])
+            yield f"{linear}.in_proj_z.weight", z
+        elif stem == "in_proj_qkv.weight":
+            yield source, ordered(tensor)
+        elif stem in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
+            yield source, order(tensor, 0)
+        elif stem == "conv1d.weight":
+            yield source, ordered(tensor[:, 0]).float()
+        elif stem == "A_log":
+            yield source, -order(tensor.float(), 0).exp()
+        elif stem == "dt_bias":
+            yield f"{linear}.dt_proj.bias", order(tensor, 0)
+        elif stem == "out_proj.weight":
+            yield source, order(tensor, 1)
+        elif source.endswith("shared_expert_gate.weight"):
+            yield source, tensor[0]
+        elif source.endswith("mlp.experts.gate_up_proj"):
+            gate, up = tensor.chunk(2, dim=1)
+            yield source.replace("gate_up_proj", "gate_proj.weight"), gate
+            yield source.replace("gate_up_proj", "up_proj.weight"), up
+        elif source.endswith("mlp.experts.down_proj"):
+            yield f"{source}.weight", tensor
+        elif source.endswith("norm.weight") and not stem:
+            yield source, tensor.float() + 1
+        else:
+            yield source, tensor
 
 
 def unfused(tensors):
@@ -237,6 +312,7 @@ def stacked(tensors):
 
 def convert(name):
     config = json.loads((HERE / name / "config.json").read_text())
+    config |= config.get("text_config", {})
     family = config["model_type"]
     num_heads, num_layers = config["num_attention_heads"], config["num_hidden_layers"]
     num_kv_heads = config["num_key_value_heads"]
@@ -254,7 +330,10 @@ def convert(name):
     writer.add_head_count(num_heads)
     writer.add_head_count_kv(num_kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1.0)))
+    rotary = config.get("partial_rotary_factor", 1.0)
+    if "linear_num_key_heads" in config:
+        rotary = config["rope_parameters"]["partial_rotary_factor"]
+    writer.add_rope_dimension_count(int(head_dim * rotary))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     add_family(writer, config)
@@ -262,14 +341,17 @@ def convert(name):
     add_rope(writer, config, head_dim)
 
     names = gguf.get_tensor_name_map(architecture, num_layers)
-    for source, tensor in stacked(load_file(HERE / name / "model.safetensors")):
+    tensors = load_file(HERE / name / "model.safetensors")
+    if "linear_num_key_heads" in config:
+        tensors = dict(delta(tensors, config))
+    for source, tensor in stacked(tensors):
         if family in PERMUTED and "q_proj" in source:
             tensor = permute(tensor, num_heads)
         if family in PERMUTED and "k_proj" in source:
             tensor = permute(tensor, num_kv_heads)
         if family.startswith("gemma") and source.endswith("norm.weight"):
             tensor = tensor.float() + 1
-        if tensor.ndim == 1 or source.endswith(ROUTERS + (".bias",)):
+        if tensor.ndim == 1 or "conv1d" in source or source.endswith(ROUTERS + (".bias",)):
             tensor = tensor.float()
         kind = {torch.uint8: gguf.GGMLQuantizationType.MXFP4, torch.bfloat16: gguf.GGMLQuantizationType.BF16}
         kind = kind.get(tensor.dtype)

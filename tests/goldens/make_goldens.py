@@ -293,8 +293,10 @@ MODELS = {
         eoi_token_index=126,
         image_token_index=127,
     ),
-    # Projections in groups, a layer without experts.
-    "qwen3-next": Qwen3NextConfig(**DELTA | DELTA_EXPERTS, mlp_only_layers=[1]),
+    # Projections in groups, by head of keys.
+    "qwen3-next": Qwen3NextConfig(
+        **DELTA | DELTA_EXPERTS | dict(num_hidden_layers=2, layer_types=DELTA["layer_types"][:2])
+    ),
     # The language model of one that takes images, with layers that predict further tokens beside it.
     "qwen3.5": Qwen3_5TextConfig(
         **DELTA | TWO_HEADS | dict(num_hidden_layers=2, layer_types=DELTA["layer_types"][:2])

@@ -3,8 +3,9 @@
 use cuda_std::E4m3;
 use halfwarp::Model;
 use halfwarp::plan::{
-    Activation, AppendAttention, Attention, ConstantId, ExpertGate, ExpertLinear, Groups, Linear,
-    Norm, Op, Plan, QkNorm, RopeAppend, Route, Scores, View, Weight, WeightId, WeightSource,
+    Activation, AppendAttention, Attention, CausalConv, ConstantId, ExpertGate, ExpertLinear,
+    Groups, Linear, Norm, Op, Plan, QkNorm, RopeAppend, Route, Scores, View, Weight, WeightId,
+    WeightSource,
 };
 use std::collections::BTreeMap;
 
@@ -136,8 +137,27 @@ impl<'a> Interpreter<'a> {
                 self.write(x, &data.collect::<Vec<f32>>());
             }
             Op::AllReduce(_) | Op::AllGather { .. } => panic!("{op:?} of one device"),
-            Op::SigmoidGate { .. } | Op::CausalConv(_) | Op::DeltaRule(_) => {
-                panic!("{op:?}, which no fixture has")
+            Op::SigmoidGate { gate, x, out } => {
+                let (gates, shared) = (self.read(gate), x.width / gate.width);
+                let gate = |i: usize| 1.0 / (1.0 + (-gates[i / shared]).exp());
+                let data = self.read(x).into_iter().enumerate().map(|(i, x)| x * gate(i));
+                self.write(out, &data.collect::<Vec<f32>>());
+            }
+            Op::CausalConv(CausalConv { x, weight, out, .. }) => {
+                let taps = self.plan.weight(weight).cols;
+                let data = oracle::causal_conv(&self.read(x), self.weight(weight), taps);
+                self.write(out, &data.into_iter().map(|x| x as f32).collect::<Vec<f32>>());
+            }
+            Op::DeltaRule(op) => {
+                let states = self.plan.states;
+                let [q, k, v, gates] = [op.q, op.k, op.v, op.gates].map(|view| self.read(view));
+                let (rate, bias) = (self.weight(op.rate), self.weight(op.bias));
+                let heads = [states.num_heads, op.num_k_heads, states.k_dim, states.v_dim];
+                let (q, k, v, gates) = (&q[..], &k[..], &v[..], &gates[..]);
+                let is_tiled = op.is_tiled;
+                let of = oracle::Gated { q, k, v, gates, rate, bias, heads, is_tiled };
+                let (data, _) = oracle::delta_rule(&of);
+                self.write(op.out, &data.into_iter().map(|x| x as f32).collect::<Vec<f32>>());
             }
             Op::Sample { .. } => {}
         }

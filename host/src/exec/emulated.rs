@@ -46,6 +46,7 @@ struct Rank {
     weights: Vec<u64>,
     constants: Vec<u64>,
     kv_pools: Vec<KvPool>,
+    states: Vec<[u64; 2]>,
     /// What it meets the others in; 0 if it is alone.
     workspace: u64,
 }
@@ -160,11 +161,19 @@ impl Rank {
                 Ok(KvPool { k, v: pool("v_cache", layer, v_bytes)? })
             })
             .collect::<Result<_, ExecError>>()?;
+        let [conv_bytes, delta_bytes] = plan.states.pool_bytes();
+        let mut pool = |name, layer, bytes| alloc(memory, &format!("layers.{layer}.{name}"), bytes);
+        let states = (0..plan.states.num_layers)
+            .map(|layer| {
+                let conv = pool("conv_state", layer, conv_bytes)?;
+                Ok([conv, pool("delta_state", layer, delta_bytes)?])
+            })
+            .collect::<Result<_, ExecError>>()?;
         let workspace = match lower::rank_workspace_bytes(plan)? {
             0 => 0,
             bytes => memory.alloc("workspace of ranks", Init::Bytes(&vec![0; bytes])),
         };
-        Ok(Rank { weights, constants, kv_pools, workspace })
+        Ok(Rank { weights, constants, kv_pools, states, workspace })
     }
 
     /// The addresses of what `plan` names, with activations of its own.
@@ -183,6 +192,7 @@ impl Rank {
             weights: self.weights.clone(),
             constants: self.constants.clone(),
             kv_pools: self.kv_pools.clone(),
+            states: self.states.clone(),
             tensors: tensors.collect::<Result<_, _>>()?,
             step: alloc("step inputs", step_buffer.len() * size_of::<u32>())?,
             workspace: alloc("workspace", lower::workspace_bytes(plan, Gemm::Halfwarp))?,

@@ -22,6 +22,7 @@ mod append;
 mod collective;
 mod count;
 mod cublas;
+mod delta;
 mod dequantise;
 mod element;
 mod experts;
@@ -66,6 +67,8 @@ pub struct Addresses {
     pub constants: Vec<u64>,
     /// By layer.
     pub kv_pools: Vec<KvPool>,
+    /// By layer of the recurrent states: those of convolutions, and those of delta rules.
+    pub states: Vec<[u64; 2]>,
     /// By [`TensorId`](crate::plan::TensorId).
     pub tensors: Vec<u64>,
     /// The step buffer, laid out as [`StepBuffer`] says.
@@ -100,6 +103,7 @@ impl Addresses {
             weights: plan.weights.iter().map(|_| address()).collect(),
             constants: plan.constants.iter().map(|_| address()).collect(),
             kv_pools: pools.map(|_| KvPool { k: address(), v: address() }).collect(),
+            states: (0..plan.states.num_layers).map(|_| [address(), address()]).collect(),
             tensors: plan.tensors.iter().map(|_| address()).collect(),
             step: address(),
             workspace: address(),
@@ -398,10 +402,9 @@ impl<'a> Lowering<'a> {
                 let (max_rows, width) = (self.max_rows(x), x.width);
                 SoftcapRows { max_rows, width, cap }.launch(self.num_rows(x), self.view(x)?)
             }
-            Op::SigmoidGate { .. } | Op::CausalConv(_) | Op::DeltaRule(_) => {
-                let why = "there is no kernel: run it on the CPU".to_owned();
-                return Err(ExecError::Unsupported { op: op.name().to_owned(), why });
-            }
+            Op::SigmoidGate { gate, x, out } => self.sigmoid_gate::<E>(gate, x, out)?,
+            Op::CausalConv(ref conv) => return self.causal_conv::<E>(conv)?.map_err(unsupported),
+            Op::DeltaRule(ref rule) => self.delta_rule::<E>(rule)?,
             Op::AllReduce(ref op) => return E::all_reduce(self, op),
             Op::AllGather { x, first_column, out } => self.all_gather(x, first_column, out)?,
             Op::Sample { x, out } => {

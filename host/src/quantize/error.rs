@@ -26,6 +26,9 @@ pub enum QuantizeError {
     /// Something about the model that GGUF has no key for.
     #[error("the model has {0}, which GGUF has no key for")]
     NoKey(&'static str),
+    /// Something about the model that is not written as GGUF here.
+    #[error("the model has {0}, which cannot be written as GGUF yet: quantise a GGUF file of it")]
+    NotWritten(&'static str),
     /// A tensor of a type that is of no use without an importance matrix.
     #[error(
         "tensor {} would be {dtype}, which needs an importance matrix\n\

@@ -71,7 +71,7 @@ fn architecture(family: Family) -> &'static str {
 /// The metadata that follows from the configuration.
 pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeError> {
     if config.delta.is_some() {
-        return Err(QuantizeError::NoKey("layers of Gated DeltaNet"));
+        return Err(QuantizeError::NotWritten("layers of Gated DeltaNet"));
     }
     let known = match config.family {
         Family::GptOss => Activation::SwigluOai,

@@ -3,6 +3,7 @@
 mod attention;
 mod cache;
 mod collective;
+mod delta;
 mod experts;
 mod linear;
 mod rows;

@@ -158,3 +158,27 @@ fn no_page_is_lost_or_given_twice() {
     }
     assert!(num_found > 1000, "{num_found} pages were found");
 }
+
+/// A sequence has a state from its first page to its last; where all are taken no other begins, and no page can be
+/// found.
+#[test]
+fn a_state_comes_with_the_first_page_and_goes_with_the_last() {
+    let mut allocator = PageAllocator::new(8).with_states(2);
+    let mut tables = [1, 2].map(|num_pages| table(&mut allocator, num_pages));
+    assert_eq!(tables.each_ref().map(PageTable::state), [Some(0), Some(1)]);
+    let mut third = PageTable::default();
+    assert!(!third.grow(&mut allocator, 1), "there is no state");
+    assert_eq!((third.pages().len(), third.state(), allocator.num_free()), (0, None, 5));
+    assert!(tables[1].grow(&mut allocator, 3 * PAGE_SIZE));
+    tables[1].truncate(&mut allocator, 1);
+    assert_eq!(tables[1].state(), Some(1));
+    publish(&mut allocator, &tables[1], 7);
+    assert_eq!(allocator.find(&hash(7)), None);
+    tables[0].truncate(&mut allocator, 0);
+    assert_eq!(tables[0].state(), None);
+    assert!(third.grow(&mut allocator, 1));
+    assert_eq!(third.state(), Some(0), "that of the first");
+    tables[1].forget(&mut allocator);
+    assert_eq!((tables[1].state(), allocator.num_free()), (None, 7));
+    assert_eq!(table(&mut PageAllocator::new(1), 1).state(), None, "of a model without states");
+}

@@ -84,6 +84,7 @@ fn budget(
     Ok(MemoryBudget {
         weight_bytes: whole_units(sizes.parameters.bytes) - table_bytes,
         kv_bytes: whole_units(sizes.kv_bytes),
+        state_bytes: whole_units(sizes.state_bytes),
         activation_bytes: whole_units(sizes.arena_bytes),
         workspace_bytes: workspaces.map(whole_units).iter().sum(),
         buffer_bytes: table_bytes + whole_units(sizes.step_bytes),

@@ -140,6 +140,7 @@ impl ParameterLayout {
 pub struct Sizes {
     pub parameters: ParameterLayout,
     pub kv_bytes: usize,
+    pub state_bytes: usize,
     pub arena_bytes: usize,
     pub step_bytes: usize,
     pub workspace_bytes: usize,
@@ -158,6 +159,7 @@ impl Sizes {
         Ok(Sizes {
             parameters: ParameterLayout::new(plan),
             kv_bytes: plan.kv.bytes(),
+            state_bytes: plan.states.bytes(),
             arena_bytes: ArenaLayout::new(plan).bytes(),
             step_bytes: StepBuffer::max_bytes(plan, gpu),
             workspace_bytes: lower::workspace_bytes(plan, gemm),
@@ -173,6 +175,7 @@ pub struct DeviceMemory {
     pub parameters: Block,
     pub layout: ParameterLayout,
     pub kv: Block,
+    pub states: Block,
     pub arena: Block,
     /// As [`StepBuffer`] says.
     pub step: Block,
@@ -194,6 +197,7 @@ impl DeviceMemory {
             parameters: allocate("the weights", sizes.parameters.bytes)?,
             layout: sizes.parameters,
             kv: allocate("the KV cache", sizes.kv_bytes)?,
+            states: allocate("the recurrent states", sizes.state_bytes)?,
             arena: allocate("the activations", sizes.arena_bytes)?,
             step: allocate("the step inputs", sizes.step_bytes)?,
             workspace: allocate("the workspace", sizes.workspace_bytes)?,
@@ -216,10 +220,17 @@ impl DeviceMemory {
             let k = self.kv.address() + layer as u64 * (k_bytes + v_bytes);
             KvPool { k, v: k + k_bytes }
         };
+        let state_bytes = plan.states.pool_bytes().map(|bytes| bytes as u64);
+        let states = |layer: usize| {
+            let [conv_bytes, delta_bytes] = state_bytes;
+            let delta = self.states.address() + layer as u64 * (conv_bytes + delta_bytes);
+            [delta + delta_bytes, delta]
+        };
         Addresses {
             weights: self.layout.weights.iter().map(parameter).collect(),
             constants: self.layout.constants.iter().map(parameter).collect(),
             kv_pools: (0..plan.kv.num_layers).map(pools).collect(),
+            states: (0..plan.states.num_layers).map(states).collect(),
             tensors: (0..plan.tensors.len())
                 .map(|tensor| self.arena.address() + arena.offset(TensorId(tensor)) as u64)
                 .collect(),

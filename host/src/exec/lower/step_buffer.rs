@@ -1,5 +1,5 @@
 //! The step buffer of the executors that run the kernels: the inputs of a step, and after them the
-//! work lists of its attention.
+//! work lists of its attention and the slots of recurrent states.
 //!
 //! A work list is `[num_prefill_items, num_decode_items, 0, 0]`, then its items of prefill, then
 //! those of decode, each kind with room for its upper bound. All attention of a plan that differs
@@ -23,6 +23,8 @@ pub struct StepBuffer {
     /// The inputs.
     pub inputs: StepLayout,
     work_lists: Vec<WorkList>,
+    /// [`StepInputs::state_slots`], of plans with recurrent states.
+    pub state_slots: usize,
     /// [`StepInputs::edits`]; last, as most steps have none.
     pub edits: usize,
     gpu: Gpu,
@@ -75,9 +77,13 @@ impl StepBuffer {
                 work_lists.push(list);
             }
         }
+        let state_slots = len.next_multiple_of(4);
+        if plan.states.num_layers > 0 {
+            len = state_slots + plan.bounds.max_seqs;
+        }
         let edits = len.next_multiple_of(4);
         let len = edits + plan.bounds.max_edits() * LOGIT_EDIT_LEN;
-        StepBuffer { inputs, work_lists, edits, gpu, dtype, len }
+        StepBuffer { inputs, work_lists, state_slots, edits, gpu, dtype, len }
     }
 
     /// Bytes of the step buffer of `plan`, and of every plan of its model with no larger bounds,
@@ -120,6 +126,11 @@ impl StepBuffer {
             put(list.start, &[prefill.len() as u32, decode.len() as u32, 0, 0]);
             put(list.prefill_items(), prefill.as_flattened());
             put(list.decode_items(), decode.as_flattened());
+        }
+        if plan.states.num_layers > 0 {
+            let slots = &inputs.state_slots;
+            buffer[self.state_slots..][..slots.len()].copy_from_slice(slots);
+            end = self.state_slots + slots.len();
         }
         if !inputs.edits.is_empty() {
             let (places, _) = buffer[self.edits..].as_chunks_mut();

@@ -238,6 +238,7 @@ impl Device {
             weights: vec![weight_at, bias_at],
             constants: vec![],
             kv_pools: vec![],
+            states: vec![],
             tensors,
             step,
             workspace: memory.alloc("workspace", Init::Poisoned(workspace_bytes)),

@@ -1,5 +1,6 @@
 //! Configurations as real models have them, and every way to spoil one.
 
+mod delta;
 mod experts;
 mod families;
 mod gemma;

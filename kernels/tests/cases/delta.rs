@@ -1,0 +1,286 @@
+//! Gated DeltaNet: sequences that come in pieces, beside whole ones in f64; gates of branches.
+
+use crate::harness::*;
+use cuda_std::launch::DevicePtr;
+use half::{bf16, f16};
+use kernels::Rows;
+use kernels::delta::StateSeqs;
+use kernels::delta::conv::{CausalConv, ConvOperands};
+use kernels::delta::rule::{DeltaOperands, DeltaRule};
+use kernels::element::Number;
+use kernels::sigmoid_gate::SigmoidGate;
+use oracle::{Approx, Element, Gated, causal_conv, delta_rule};
+
+/// What comes in each step of three sequences, by number of tokens: alone, together, one token each,
+/// more than the taps, and a sequence that takes the slot of one that has ended.
+const STEPS: [&[(usize, usize)]; 6] =
+    [&[(0, 5)], &[(1, 2), (0, 1)], &[(0, 1), (1, 1)], &[(1, 4)], &[(2, 7), (1, 3)], &[(2, 1)]];
+const SLOTS: [u32; 3] = [2, 0, 2];
+const NUM_SLOTS: usize = 3;
+/// Tokens of each sequence in all.
+const LENS: [usize; 3] = [7, 10, 8];
+const MAX_SEQS: usize = 4;
+
+/// A step: its sequences, and the rows of the sequences' own tokens that it has.
+struct Step {
+    seqs: StateSeqs,
+    num_tokens: DevicePtr<u32>,
+    seq_ids: DevicePtr<u32>,
+    rows: Vec<(usize, usize)>,
+    decodes: bool,
+}
+
+impl Step {
+    fn new(device: &mut Device, step: &[(usize, usize)], lens: &mut [usize; 3]) -> Self {
+        let (mut rows, mut ids, mut ends, mut kv_lens) = (vec![], vec![], vec![0], vec![]);
+        for (index, &(seq, len)) in step.iter().enumerate() {
+            rows.extend((lens[seq]..lens[seq] + len).map(|at| (seq, at)));
+            ids.extend(vec![index as u32; len]);
+            lens[seq] += len;
+            kv_lens.push(lens[seq] as u32);
+            ends.push(rows.len() as u32);
+        }
+        let slots: Vec<u32> = step.iter().map(|&(seq, _)| SLOTS[seq]).collect();
+        Step {
+            seqs: StateSeqs {
+                num_seqs: device.u32s("num_seqs", &[step.len() as u32]),
+                cu_seqlens_q: device.u32s("cu_seqlens_q", &ends),
+                kv_lens: device.u32s("kv_lens", &kv_lens),
+                slots: device.u32s("slots", &slots),
+            },
+            num_tokens: device.u32s("num_tokens", &[rows.len() as u32]),
+            seq_ids: device.u32s("seq_ids", &ids),
+            decodes: step.iter().all(|&(_, len)| len == 1),
+            rows,
+        }
+    }
+
+    /// The rows of `all`, `[seq][token, width]`.
+    fn gathered<T: Copy>(&self, all: &[Vec<T>], width: usize) -> Vec<T> {
+        let rows = self.rows.iter();
+        rows.flat_map(|&(seq, at)| &all[seq][at * width..][..width]).copied().collect()
+    }
+
+    /// These rows on the device, NaN between them and after them.
+    fn upload<E: Element>(
+        &self,
+        device: &mut Device,
+        name: &str,
+        all: &[Vec<f32>],
+        width: usize,
+    ) -> Rows<E> {
+        let values = self.gathered(all, width);
+        let stride = width + 8;
+        let padded = values.chunks(width).flat_map(|row| [row, &[f32::NAN; 8]].concat());
+        let padded: Vec<f32> = padded.collect();
+        Rows::new(device.partly_written(name, &padded, (self.rows.len() + 1) * stride), stride)
+    }
+
+    fn out<E>(&self, device: &mut Device, width: usize) -> Rows<E> {
+        device.out("out", (width + 8, self.rows.len() + 1))
+    }
+
+    #[track_caller]
+    fn assert_right<E: Element>(
+        &self,
+        device: &Device,
+        out: Rows<E>,
+        wanted: &[Vec<f64>],
+        bound: f64,
+    ) {
+        let width = out.row_stride - 8;
+        let got = device.read_rows(out, [self.rows.len(), self.rows.len() + 1], width);
+        let wanted = self.gathered(wanted, width);
+        let wanted = wanted.into_iter().map(|value| Approx::new(value, bound)).collect();
+        assert_right(&format!("{:?}", self.rows), &got, &stored::<E>(wanted));
+    }
+}
+
+/// Random rows of each sequence.
+fn of_seqs<E: Element>(width: usize, seed: u64) -> Vec<Vec<f32>> {
+    (0..3).map(|seq| random_of::<E>(LENS[seq] * width, seed + 10 * seq as u64)).collect()
+}
+
+#[test]
+fn a_causal_convolution_in_pieces_matches_oracle() {
+    fn check<E: HostElement + Number>(channels: usize, seed: u64) {
+        let mut device = Device::default();
+        let (x, weight) = (of_seqs::<E>(channels, seed), random(4 * channels, seed + 100));
+        let wanted: Vec<_> = x.iter().map(|x| causal_conv(x, &weight, 4)).collect();
+        let weight = device.f32s("weight", &weight);
+        let state = device.poisoned("state", NUM_SLOTS * 3 * channels);
+        let mut lens = [0; 3];
+        for step in STEPS {
+            let step = Step::new(&mut device, step, &mut lens);
+            let x = step.upload::<E>(&mut device, "x", &x, channels);
+            let operands = ConvOperands { x, weight, state, out: step.out(&mut device, channels) };
+            let conv = CausalConv {
+                max_tokens: step.rows.len() + 1,
+                max_seqs: MAX_SEQS,
+                decodes: step.decodes,
+                channels,
+                taps: 4,
+            };
+            let launches = conv.launches(step.num_tokens, step.seq_ids, &step.seqs, &operands);
+            let launches = launches.unwrap();
+            assert_eq!(launches.len(), if step.decodes { 1 } else { 2 });
+            launches.into_iter().for_each(|launch| {
+                device.run(Ok(Some(launch)), seed);
+            });
+            step.assert_right(&device, operands.out, &wanted, 2e-6);
+        }
+    }
+    for seed in simt::seeds() {
+        for channels in [24, 520] {
+            check::<f32>(channels, seed);
+            check::<f16>(channels, seed);
+        }
+        check::<bf16>(24, seed);
+        check::<f32>(13, seed);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Heads {
+    num_heads: usize,
+    num_k_heads: usize,
+    k_dim: usize,
+    v_dim: usize,
+    is_tiled: bool,
+}
+
+fn check_rule<E: HostElement + Number>(heads: Heads, seed: u64) {
+    let Heads { num_heads, num_k_heads, k_dim, v_dim, is_tiled } = heads;
+    let (k_width, v_width) = (num_k_heads * k_dim, num_heads * v_dim);
+    let mut device = Device::default();
+    let [q, k] = [1, 2].map(|salt| of_seqs::<E>(k_width, seed + salt));
+    let (v, gates) = (of_seqs::<E>(v_width, seed + 3), of_seqs::<E>(2 * num_heads, seed + 4));
+    // Gates that are nearly closed and nearly open.
+    let gates: Vec<Vec<f32>> =
+        gates.iter().map(|gates| gates.iter().map(|x| 8.0 * x).collect()).collect();
+    let rate: Vec<f32> = random(num_heads, seed + 5).iter().map(|x| -(3.0 * x).exp()).collect();
+    let bias = random(num_heads, seed + 6);
+    let wanted: Vec<_> = (0..3)
+        .map(|seq| {
+            let [q, k, v, gates] = [&q, &k, &v, &gates].map(|all| &all[seq][..]);
+            let heads = [num_heads, num_k_heads, k_dim, v_dim];
+            delta_rule(&Gated { q, k, v, gates, rate: &rate, bias: &bias, heads, is_tiled })
+        })
+        .collect();
+    let (wanted, states): (Vec<_>, Vec<_>) = wanted.into_iter().unzip();
+    let (rate, bias) = (device.f32s("scales", &rate), device.f32s("bias", &bias));
+    let slot_elems = num_heads * k_dim * v_dim;
+    let state = device.poisoned("own state", NUM_SLOTS * slot_elems);
+    let between = (device.u32s("num_rows", &[1]), Rows::new(device.f32s("x", &[0.0; 8]), 8));
+    let mut lens = [0; 3];
+    let rule = DeltaRule { max_seqs: MAX_SEQS, num_heads, num_k_heads, is_tiled, k_dim, v_dim };
+    for step in STEPS {
+        let step = Step::new(&mut device, step, &mut lens);
+        let operands = DeltaOperands::<E> {
+            q: step.upload(&mut device, "q", &q, k_width),
+            k: step.upload(&mut device, "k", &k, k_width),
+            v: step.upload(&mut device, "v", &v, v_width),
+            gates: step.upload(&mut device, "gates", &gates, 2 * num_heads),
+            rate,
+            bias,
+            state,
+            out: step.out(&mut device, v_width),
+        };
+        // As the convolution in a step: the states are read before the wait for the launch before.
+        let gate = SigmoidGate { max_rows: 1, width: 8, is_of_rows: false };
+        device.run(gate.launch(between.0, between.1, between.1, between.1), seed);
+        let report = device.run(rule.launch(&step.seqs, &operands), seed);
+        assert_eq!(report.bank_conflicts, 0);
+        step.assert_right(&device, operands.out, &wanted, 2e-6);
+    }
+    let got = device.read(state, NUM_SLOTS * slot_elems);
+    for seq in [1, 2] {
+        let got = &got[SLOTS[seq] as usize * slot_elems..][..slot_elems];
+        let wanted = states[seq].iter().map(|&value| Approx::new(value, 1e-5));
+        assert_right(&format!("state of {seq}"), got, &wanted.collect::<Vec<_>>());
+    }
+    assert!(got[slot_elems..2 * slot_elems].iter().all(|value| value.is_nan()), "nobody's state");
+}
+
+#[test]
+fn a_delta_rule_in_pieces_matches_oracle() {
+    let real = Heads { num_heads: 4, num_k_heads: 2, k_dim: 128, v_dim: 128, is_tiled: false };
+    let small = Heads { num_heads: 6, k_dim: 32, v_dim: 32, ..real };
+    let tiled = Heads { is_tiled: true, ..small };
+    let slim = Heads { num_heads: 2, v_dim: 48, ..real };
+    for seed in simt::seeds() {
+        check_rule::<f32>(small, seed);
+        check_rule::<f16>(tiled, seed);
+        check_rule::<bf16>(small, seed);
+    }
+    check_rule::<f32>(real, 0);
+    check_rule::<f16>(slim, 1);
+    check_rule::<bf16>(Heads { is_tiled: true, ..slim }, 2);
+}
+
+#[test]
+fn other_heads_and_taps_are_refused() {
+    let seqs = StateSeqs { num_seqs: ptr(1), cu_seqlens_q: ptr(1), kv_lens: ptr(1), slots: ptr(1) };
+    let operands = DeltaOperands::<f16> {
+        q: rows(64),
+        k: rows(64),
+        v: rows(64),
+        gates: rows(8),
+        rate: ptr(16),
+        bias: ptr(16),
+        state: ptr(16),
+        out: rows(64),
+    };
+    let right = DeltaRule {
+        max_seqs: 1,
+        num_heads: 1,
+        num_k_heads: 1,
+        is_tiled: false,
+        k_dim: 32,
+        v_dim: 32,
+    };
+    assert!(right.launch(&seqs, &operands).unwrap().is_some());
+    assert_eq!(refused(DeltaRule { k_dim: 64, ..right }.launch(&seqs, &operands)), ("k_dim", 64));
+    assert_eq!(refused(DeltaRule { v_dim: 24, ..right }.launch(&seqs, &operands)), ("v_dim", 24));
+    let unaligned = DeltaOperands { k: rows(60), ..operands };
+    assert_eq!(refused(right.launch(&seqs, &unaligned)), ("k", 60));
+    assert!(is_nothing(DeltaRule { max_seqs: 0, ..right }.launch(&seqs, &operands)));
+    let conv = CausalConv { max_tokens: 1, max_seqs: 1, decodes: true, channels: 8, taps: 3 };
+    let operands =
+        ConvOperands { x: rows::<f16>(8), weight: ptr(16), state: ptr(16), out: rows(8) };
+    let error = conv.launches(ptr(1), ptr(1), &seqs, &operands).err().unwrap().to_string();
+    assert!(error.contains("taps"), "{error}");
+}
+
+#[test]
+fn sigmoid_gates_match_oracle() {
+    fn check<E: HostElement + Number>((width, is_of_rows): (usize, bool), seed: u64) {
+        let mut device = Device::default();
+        let gate_width = if is_of_rows { 1 } else { width };
+        let x = oracle::Matrix::random::<E>(3, width, seed);
+        let mut gates = oracle::Matrix::random::<E>(3, gate_width, seed + 1);
+        gates.values.iter_mut().for_each(|gate| *gate *= 64.0);
+        let num_rows = device.u32s("num_rows", &[3]);
+        let pad = if width.is_multiple_of(8) { 8 } else { 3 };
+        let x_rows = device.matrix::<E>("x", &x, (width + pad, 4));
+        let gate = device.matrix::<E>("gate", &gates, (gate_width + pad, 4));
+        let launcher = SigmoidGate { max_rows: 4, width, is_of_rows };
+        device.run(launcher.launch(num_rows, gate, x_rows, x_rows), seed);
+        let wanted = x.values.iter().enumerate().map(|(at, &x)| {
+            let gate = gates.values[if is_of_rows { at / width } else { at }];
+            let value = x / (1.0 + (-gate).exp());
+            // Of a gate that is nearly closed the exponent's last digit counts.
+            Approx::new(value, 1e-6 * value.abs() * (1.0 + gate.abs()))
+        });
+        let got = device.read_rows(x_rows, [3, 4], width);
+        let case = format!("{width} columns, by rows: {is_of_rows}");
+        assert_right(&case, &got, &stored::<E>(wanted.collect()));
+    }
+    for seed in simt::seeds() {
+        for shape in [(16, false), (16, true), (1025, false), (13, true), (1024, false)] {
+            check::<f32>(shape, seed);
+            check::<f16>(shape, seed);
+            check::<bf16>(shape, seed);
+        }
+    }
+}

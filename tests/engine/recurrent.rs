@@ -1,0 +1,134 @@
+//! Models whose sequences have a recurrent state beside their pages.
+
+use super::{Answers, crowded, greedy, options, run, support};
+use halfwarp::Model;
+use halfwarp::engine::{Engine, EngineOptions, Request};
+use halfwarp::plan::PAGE_SIZE;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, LazyLock, mpsc};
+
+static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
+    let dir = support::data_dir().join("goldens/qwen3-next");
+    Arc::new(Model::open(dir).unwrap_or_else(|error| panic!("{error}")))
+});
+
+fn engine(options: EngineOptions) -> Engine {
+    Engine::new(MODEL.clone(), options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn prompt(rng: &mut ChaCha8Rng, len: usize) -> Vec<u32> {
+    (0..len).map(|_| rng.random_range(3..128)).collect()
+}
+
+fn random_request(rng: &mut ChaCha8Rng) -> Request {
+    let len =
+        if rng.random_bool(0.3) { rng.random_range(60..140) } else { rng.random_range(1..20) };
+    let prompt = prompt(rng, len);
+    greedy(prompt, rng.random_range(1..30))
+}
+
+/// Beside others, in pieces, after others in the same slot, and preempted where the cache is short.
+#[test]
+fn any_interleaving_gives_each_request_what_it_gets_alone() {
+    let mut alone = engine(options());
+    let mut num_preemptions = 0;
+    for seed in 0..8 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut together = engine(crowded(&mut rng));
+        let (mut requests, mut cancelled) = (BTreeMap::new(), Vec::new());
+        let mut answers = Answers::default();
+        while requests.len() < 10 || together.has_work() {
+            match rng.random_range(0..10) {
+                0..3 if requests.len() < 10 => {
+                    let request = random_request(&mut rng);
+                    requests.insert(together.add_request(request.clone()).unwrap(), request);
+                }
+                3 if rng.random_bool(0.2) && !requests.is_empty() => {
+                    let id = *requests.keys().nth(rng.random_range(0..requests.len())).unwrap();
+                    together.cancel(id);
+                    cancelled.push(id);
+                }
+                _ => answers.take(together.step().unwrap()),
+            }
+        }
+        num_preemptions += together.stats().num_preemptions;
+        for (id, request) in requests {
+            let (tokens, _) = answers.0.remove(&id).unwrap_or_default();
+            let wanted = run(&mut alone, request.clone()).tokens;
+            let is_right =
+                tokens == wanted || cancelled.contains(&id) && wanted.starts_with(&tokens);
+            assert!(is_right, "seed {seed}: {tokens:?} of {request:?}, not {wanted:?}");
+        }
+    }
+    assert!(num_preemptions > 0, "no cache was short");
+}
+
+/// What came before a page is in a state that nobody has kept.
+#[test]
+fn no_request_begins_with_the_pages_of_another() {
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let request = greedy(prompt(&mut rng, 2 * PAGE_SIZE + 5), 8);
+    let mut engine = engine(options());
+    let (sender, events) = mpsc::channel();
+    engine.on_cache_event(move |event| sender.send(event).unwrap());
+    let [first, second] = [(), ()].map(|()| run(&mut engine, request.clone()));
+    assert_eq!((first.cached_tokens, second.cached_tokens), (0, 0));
+    assert_eq!(first.tokens, second.tokens);
+    assert_eq!(events.try_iter().count(), 0, "nobody can find a page");
+}
+
+/// The logits of a text take a state while requests have others.
+#[test]
+fn logits_of_a_text_leave_the_states_of_requests_alone() {
+    let mut rng = ChaCha8Rng::seed_from_u64(2);
+    let (request, text) = (greedy(prompt(&mut rng, 9), 12), prompt(&mut rng, 40));
+    let wanted = run(&mut engine(options()), request.clone()).tokens;
+    let logits = engine(options()).logits(&text).unwrap();
+    let mut engine = engine(EngineOptions {
+        max_seqs: 2,
+        context: Some(128),
+        max_tokens: Some(16),
+        ..options()
+    });
+    let id = engine.add_request(request).unwrap();
+    let mut answers = Answers::default();
+    (0..5).for_each(|_| answers.take(engine.step().unwrap()));
+    let beside = engine.logits(&text).unwrap();
+    let is_close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-4;
+    assert!(beside.iter().zip(&logits).all(is_close));
+    while engine.has_work() {
+        answers.take(engine.step().unwrap());
+    }
+    assert_eq!(answers.0[&id].0, wanted);
+}
+
+#[test]
+fn several_devices_are_refused() {
+    let tensor_parallel_size = NonZeroUsize::new(2).unwrap();
+    let error = Engine::new(MODEL.clone(), EngineOptions { tensor_parallel_size, ..options() });
+    let message = error.err().unwrap().to_string();
+    let wanted = "2 devices cannot share a model with layers of Gated DeltaNet: run it on one";
+    assert_eq!(message, wanted);
+}
+
+/// Each sequence that may run has a state, whatever the cache's pages are.
+#[test]
+fn the_budget_counts_a_state_for_each_sequence() {
+    let bytes = |max_seqs: usize, context: usize| {
+        let options = EngineOptions { max_seqs, context: Some(context), ..options() };
+        let engine = engine(options);
+        let (budget, used) = (*engine.memory_budget(), engine.memory_use().unwrap().buffer_bytes);
+        assert!(used >= budget.state_bytes + budget.kv_bytes + budget.weight_bytes);
+        (budget.state_bytes, budget.kv_bytes)
+    };
+    // A layer of four heads of 32 x 32, and of three inputs of 256 channels.
+    let of_sequence = 4 * (4 * 32 * 32 + 3 * 256);
+    // A layer with keys and values of two heads of 32.
+    let of_position = 2 * 4 * 2 * 32;
+    assert_eq!(bytes(1, 128), (of_sequence, 128 * of_position));
+    assert_eq!(bytes(3, 128), (3 * of_sequence, 3 * 128 * of_position));
+    assert_eq!(bytes(3, 256), (3 * of_sequence, 3 * 256 * of_position));
+}
