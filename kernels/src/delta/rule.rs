@@ -236,6 +236,8 @@ pub unsafe fn delta_rule<E: Number, const ROWS: usize>(
         grid::launch_dependents();
 
         // 2. Where its tokens are.
+        // No division by zero, and no branch for one.
+        core::hint::assert_unchecked(num_k_heads > 0 && num_heads >= num_k_heads);
         let k_head = match is_tiled {
             0 => head / (num_heads / num_k_heads),
             _ => head % num_k_heads,
@@ -401,6 +403,9 @@ mod launcher {
             let &StateSeqs { num_seqs, cu_seqlens_q, kv_lens, slots } = seqs;
             let DeltaRule { k_dim, v_dim, num_heads, .. } = *self;
             let shape = |what, value, expected| LaunchError::Shape { what, value, expected };
+            if self.num_k_heads == 0 || !num_heads.is_multiple_of(self.num_k_heads) {
+                return Err(shape("num_k_heads", self.num_k_heads, "a divisor of num_heads"));
+            }
             let is_it = |i: Instance| i.e() == TypeId::of::<E>() && 8 * i.rows() == k_dim;
             let instance =
                 Instance::find(is_it).ok_or_else(|| shape("k_dim", k_dim, "32 or 128"))?;
