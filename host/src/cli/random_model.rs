@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for what is around a model.
 /// Each with its real `config.json`, except for the weights' type and the context of Llama's, which are measured in longer
 /// ones.
-const MODELS: [(&str, &str); 16] = [
+const MODELS: [(&str, &str); 18] = [
     ("tiny", include_str!("random_model/tiny.json")),
     ("qwen2.5-0.5b", include_str!("random_model/qwen2.5-0.5b.json")),
     ("qwen2.5-7b", include_str!("random_model/qwen2.5-7b.json")),
@@ -25,6 +25,8 @@ const MODELS: [(&str, &str); 16] = [
     ("gemma-2-9b", include_str!("random_model/gemma-2-9b.json")),
     ("gemma-3-4b", include_str!("random_model/gemma-3-4b.json")),
     ("qwen3-30b-a3b", include_str!("random_model/qwen3-30b-a3b.json")),
+    ("qwen3.5-9b", include_str!("random_model/qwen3.5-9b.json")),
+    ("qwen3.5-35b-a3b", include_str!("random_model/qwen3.5-35b-a3b.json")),
     ("gpt-oss-20b", include_str!("random_model/gpt-oss-20b.json")),
     ("gpt-oss-120b", include_str!("random_model/gpt-oss-120b.json")),
 ];

@@ -144,12 +144,12 @@ fn softplus(x: f32) -> f32 {
 /// The sum over the lanes that share columns, in all of them.
 #[inline(always)]
 fn sum_rows(mut values: [f32; 8]) -> [f32; 8] {
-    for lane_mask in [4, 8, 16] {
+    unroll!(step in 0..3, {
         // The shuffles of the columns interleave.
         for i in 0..8 {
-            values[i] += warp::shuffle_xor(values[i], lane_mask);
+            values[i] += warp::shuffle_xor(values[i], V_LANES << step);
         }
-    }
+    });
     values
 }
 
