@@ -79,7 +79,7 @@ mod tests {
     /// The parameter counts are those of the real checkpoints' `model.safetensors.index.json` / model card.
     #[test]
     fn shapes_have_the_real_number_of_parameters() {
-        let counts: [usize; 16] = MODELS.map(|(_, json)| {
+        let counts: [usize; 18] = MODELS.map(|(_, json)| {
             let tensors = random_tensors(&config(json), None);
             tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
         });
@@ -99,6 +99,9 @@ mod tests {
             // Without the part for images.
             3_880_263_168,
             30_532_122_624,
+            // Without the parts for images and for several tokens at once, by the layers' shapes.
+            8_953_803_264,
+            34_660_610_688,
             20_914_757_184,
             116_829_156_672,
         ];
