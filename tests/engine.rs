@@ -35,7 +35,8 @@ fn options() -> EngineOptions {
     EngineOptions { device: Device::Cpu, precision: Precision::F32.into(), ..Default::default() }
 }
 
-/// Few sequences at once, short steps, and a cache from one context, where sequences push each other out, to room for all.
+/// Few sequences at once, short steps, and a cache from one context, where sequences push each
+/// other out, to room for all.
 fn crowded(rng: &mut ChaCha8Rng) -> EngineOptions {
     EngineOptions {
         context: Some(192),
@@ -339,7 +340,8 @@ fn a_context_of_0_is_the_models() {
     }
 }
 
-/// f16 on the emulated GPU, but bf16 for a weight beyond f16, said in one line; f16 by name is an error then.
+/// f16 on the emulated GPU, but bf16 for a weight beyond f16, said in one line; f16 by name is an
+/// error then.
 #[test]
 fn the_precision_is_one_that_holds_the_weights() {
     let auto = |device| EngineOptions { precision: PrecisionChoice::Auto, device, ..options() };
@@ -453,7 +455,8 @@ fn broken_weights_fail_each_request_by_itself() {
     }
 }
 
-/// A request whose logit bias rules out every token fails; the one that `generate` runs beside it does not.
+/// A request whose logit bias rules out every token fails; the one that `generate` runs beside it
+/// does not.
 #[test]
 fn generate_goes_on_when_another_request_fails() {
     let mut engine = engine(EngineOptions { max_seqs: 2, ..options() });
@@ -599,8 +602,8 @@ fn retained_prefixes_make_room() {
     assert_eq!(run(&mut engine, first).cached_tokens, 0);
 }
 
-/// Batch invariant, a chat's second turn draws the same tokens as without the first: only positions of its prompt
-/// are reused, not those that decoding computed.
+/// Batch invariant, a chat's second turn draws the same tokens as without the first: only positions
+/// of its prompt are reused, not those that decoding computed.
 #[test]
 fn batch_invariance_reuses_prompts_alone() {
     let options = || EngineOptions { batch_invariant: true, ..options() };

@@ -115,7 +115,8 @@ struct On {
     device: Device,
     precision: Precision,
     gemm: Gemm,
-    /// Whether weights that the checkpoint has in blocks stay so: `precision` is what is chosen then.
+    /// Whether weights that the checkpoint has in blocks stay so: `precision` is what is chosen
+    /// then.
     in_blocks: bool,
     /// Devices that share the model.
     world: usize,
@@ -128,10 +129,11 @@ fn num_gpus(device: Device) -> Option<usize> {
     device.cuda_ordinal().map(|_| cuda::devices().map_or(0, |devices| devices.len()))
 }
 
-/// `on`, if so many devices can share the model of `dir`, and `what` of it shows what others do not.
+/// `on`, if so many devices can share the model of `dir`, and `what` of it shows what others do
+/// not.
 fn is_shared(dir: &Path, what: &str, on: On) -> Result<On, &'static str> {
-    // Tied and not, with biases and without, of fused tensors, with QK-norm over a head and over all; KV heads that ranks share;
-    // experts, sinks; norms around the branches, caps.
+    // Tied and not, with biases and without, of fused tensors, with QK-norm over a head and over
+    // all; KV heads that ranks share; experts, sinks; norms around the branches, caps.
     const SHARED: [&str; 8] =
         ["llama-gqa", "qwen3", "phi3", "qwen2", "olmo3", "qwen3-moe", "gpt-oss", "gemma2"];
     const IN_F32: [&str; 7] =

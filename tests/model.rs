@@ -210,8 +210,8 @@ fn a_fused_plan_gives_the_same_bits() {
     }
 }
 
-/// Every block format, in stacks of several: the CPU's logits of a prompt and of a token after it are
-/// those of the numbers in the blocks, which a naive interpreter takes as f32.
+/// Every block format, in stacks of several: the CPU's logits of a prompt and of a token after it
+/// are those of the numbers in the blocks, which a naive interpreter takes as f32.
 #[test]
 fn a_model_in_blocks_computes_what_its_numbers_do() {
     let (model, plan) = matches_interpreter("quantized.gguf");
@@ -371,7 +371,8 @@ fn plans_of_one_context_share_their_table() {
     assert_eq!(model.plan(&Numerics::default(), bounds(65), 2).unwrap().constants[0].rows, 65);
 }
 
-/// Each row of a divided matrix, and each of its columns, is one rank's; what is not divided is everybody's.
+/// Each row of a divided matrix, and each of its columns, is one rank's; what is not divided is
+/// everybody's.
 #[test]
 fn ranks_divide_the_weights() {
     for (path, _) in golden_models() {

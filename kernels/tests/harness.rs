@@ -144,8 +144,8 @@ impl Device {
         self.run_next(launch, seed)
     }
 
-    /// Runs a launch. If it starts before those before it have ended, they may have written all that
-    /// are not constants.
+    /// Runs a launch. If it starts before those before it have ended, they may have written all
+    /// that are not constants.
     pub fn run_next(&mut self, launch: Launch, seed: u64) -> Report {
         if launch.overlaps {
             for &address in &self.activations {

@@ -181,7 +181,8 @@ fn a_full_disk_is_the_machines_fault() {
     assert!(stderr(&output).contains("stdout"), "{}", stderr(&output));
 }
 
-/// The kernel's signal for a file over the limit would end the process, and leave a part of the file.
+/// The kernel's signal for a file over the limit would end the process, and leave a part of the
+/// file.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_limit_on_file_sizes_leaves_no_file() {
@@ -198,7 +199,7 @@ fn a_limit_on_file_sizes_leaves_no_file() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_limit_on_memory_is_the_machines_fault() {
-    for kib in ["250000", "450000", "650000"] {
+    for kib in ["250000", "450000", "700000"] {
         let args = ["generate", "--device", "cpu", "--dtype", "f32", "-p", "Hello", "-n", "1"];
         let output = limited(&format!("ulimit -v {kib}"), &args).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{kib}: {}", stderr(&output));

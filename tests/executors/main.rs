@@ -32,8 +32,8 @@ use harness::{Backend, Outcome};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Operations for which the emulator needs a good part of a second: cases with more are left out,
-/// which show no kernel that others do not, and the larger ones of the tests of `kernels` do; and as
-/// many if `cargo xtask emulate` asks for all.
+/// which show no kernel that others do not, and the larger ones of the tests of `kernels` do; and
+/// as many if `cargo xtask emulate` asks for all.
 #[cfg(feature = "emulator")]
 const MAX_EMULATED_FLOPS: [usize; 2] = [300_000, 1_000_000];
 

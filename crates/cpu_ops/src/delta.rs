@@ -159,7 +159,8 @@ fn seqs(inputs: &StepInputs) -> Vec<Seq> {
     ends.zip(inputs.state_slots.iter().zip(&inputs.kv_lens)).map(seq).collect()
 }
 
-/// Input `at` of a sequence, counted from the first one that its state keeps; `None` before its start.
+/// Input `at` of a sequence, counted from the first one that its state keeps; `None` before its
+/// start.
 fn conv_input<'a>(
     layout: StateLayout,
     seq: &Seq,

@@ -40,8 +40,8 @@ pub fn return_large_buffers() {
     }
 }
 
-/// Gives memory that was freed back to the system: glibc keeps it for later allocations of the same threads, which after a
-/// model was unloaded may never come.
+/// Gives memory that was freed back to the system: glibc keeps it for later allocations of the same
+/// threads, which after a model was unloaded may never come.
 pub fn give_back() {
     // SAFETY: it takes no pointer, and any thread may call it at any time (malloc_trim(3): MT-Safe).
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

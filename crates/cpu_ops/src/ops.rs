@@ -20,7 +20,8 @@ pub fn gather_rows(x: &Rows, indices: &[u32], out: RowsMut) {
     out.for_each(|r, row| row.copy_from_slice(x.row(indices[r] as usize)));
 }
 
-/// `x[t, g, i] *= rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]`, over groups of `weight.len()` columns.
+/// `x[t, g, i] *= rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]`, over groups of `weight.len()`
+/// columns.
 pub fn rms_norm(weight: &[f32], eps: f32, x: RowsMut) {
     let arch = Arch::new();
     x.for_each(|_, row| dispatch(arch, NormRow { weight, eps, row }));

@@ -70,7 +70,8 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Bounds of a step of one sequence of `num_tokens` new tokens, which has the logits of all of them.
+    /// Bounds of a step of one sequence of `num_tokens` new tokens, which has the logits of all of
+    /// them.
     pub const fn one_sequence(num_tokens: usize) -> Self {
         Bounds {
             max_tokens: num_tokens,
@@ -112,8 +113,8 @@ impl Bounds {
     }
 }
 
-/// Edits that a step of so many logit rows has room for: of each a thousand tokens that came before, and of one row those of a
-/// long answer.
+/// Edits that a step of so many logit rows has room for: of each a thousand tokens that came
+/// before, and of one row those of a long answer.
 pub fn edits_of_rows(num_rows: usize) -> usize {
     4096 + 1024 * num_rows
 }
@@ -147,8 +148,8 @@ pub struct Plan {
     pub states: StateLayout,
     /// Operations, in order.
     pub ops: Vec<Op>,
-    /// Logits, `[logit_rows, vocab_size]` f32; of a plan of [`PlanOutput::Hidden`] the hidden state,
-    /// `[logit_rows, hidden_size]` f32.
+    /// Logits, `[logit_rows, vocab_size]` f32; of a plan of [`PlanOutput::Hidden`] the hidden
+    /// state, `[logit_rows, hidden_size]` f32.
     pub output: View,
     /// The token drawn of each row of logits, or why there is none, `[logit_rows, 1]` u32.
     pub next_tokens: Option<View>,

@@ -97,8 +97,8 @@ pub enum Op {
         /// `[tokens, intermediate_size]`.
         out: View,
     },
-    /// `out[t, i] = sigmoid(gate[t, i]) * x[t, i]`; a gate of one column is that of all of them. `out` may be
-    /// `x`.
+    /// `out[t, i] = sigmoid(gate[t, i]) * x[t, i]`; a gate of one column is that of all of them.
+    /// `out` may be `x`.
     SigmoidGate {
         /// `[tokens, width]` or `[tokens, 1]`.
         gate: View,
@@ -155,9 +155,10 @@ pub enum Op {
 /// A linear layer: `out[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])`. `out`
 /// may be `residual`.
 ///
-/// With a norm or a gate before it, or a gate after it, it gives the same bits as [`Op::RmsNorm`] or
-/// [`Op::Gate`], itself and [`Op::Gate`] one after the other: the values between them are
-/// rounded to the type of the operands, and not stored. With a residual it is itself to f32 and [`Op::Add`].
+/// With a norm or a gate before it, or a gate after it, it gives the same bits as [`Op::RmsNorm`]
+/// or [`Op::Gate`], itself and [`Op::Gate`] one after the other: the values between them are
+/// rounded to the type of the operands, and not stored. With a residual it is itself to f32 and
+/// [`Op::Add`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Linear {
     /// `[rows, k]`: of the weight's type; of f32, where it has a norm.
@@ -261,8 +262,8 @@ pub struct Groups {
     pub top_k: usize,
 }
 
-/// `product(t, i, n) = sum_k x[t, i, k] * weight[experts[t, i], n, k] (+ bias[experts[t, i], n])`, for
-/// each of a token's `top_k` experts.
+/// `product(t, i, n) = sum_k x[t, i, k] * weight[experts[t, i], n, k] (+ bias[experts[t, i], n])`,
+/// for each of a token's `top_k` experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertLinear {
     /// `[tokens, k]`, which all experts of a token read, or `[tokens, top_k * k]`.
@@ -299,9 +300,10 @@ pub struct ExpertGate {
 
 /// `x` becomes the sum of all ranks' `x`, added in f32 in the order of the ranks and rounded once.
 ///
-/// With a residual and a norm it gives the same bits as itself, [`Op::Add`] and [`Op::RmsNorm`] one after the other; `x` is
-/// anything then. Each rank may have added to some rows of the residual alone: what reads it next is another sum that is added
-/// to it. One without a norm gives all ranks all rows again.
+/// With a residual and a norm it gives the same bits as itself, [`Op::Add`] and [`Op::RmsNorm`] one
+/// after the other; `x` is anything then. Each rank may have added to some rows of the residual
+/// alone: what reads it next is another sum that is added to it. One without a norm gives all ranks
+/// all rows again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AllReduce {
     /// Addend of this rank, of the same shape on every rank.

@@ -19,9 +19,9 @@ impl From<usize> for CacheSize {
 /// Layout and size of the recurrent states.
 ///
 /// Each layer has two pools of f32: the last inputs of the convolution, oldest first, `[num_slots,
-/// conv_len, conv_channels]`, and the states of the delta rule, `[num_slots, num_heads, k_dim, v_dim]`. A
-/// sequence owns a slot. What it holds counts from the second step of the sequence on: one whose first new
-/// token is at position 0 begins with zeros.
+/// conv_len, conv_channels]`, and the states of the delta rule, `[num_slots, num_heads, k_dim,
+/// v_dim]`. A sequence owns a slot. What it holds counts from the second step of the sequence on:
+/// one whose first new token is at position 0 begins with zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateLayout {
     /// Layers that have a state.
@@ -73,7 +73,7 @@ mod tests {
             k_dim: 128,
             v_dim: 128,
         };
-        assert_eq!(layout.pool_bytes(), [2 * 3 * 32 << 10, 2 * 2 << 20]);
+        assert_eq!(layout.pool_bytes(), [(2 * 3 * 32) << 10, (2 * 2) << 20]);
         assert_eq!(layout.bytes(), 2 * (62_914_560 + 30 * 98_304));
         assert_eq!(StateLayout::default().bytes(), 0);
     }

@@ -84,7 +84,8 @@ pub struct StepInputs {
     pub cu_seqlens_q: Vec<u32>,
     /// `[num_seqs]`: cached positions of each sequence, its new tokens included.
     pub kv_lens: Vec<u32>,
-    /// `[num_seqs]`: slot of each sequence's recurrent state, which a plan without such states does not read.
+    /// `[num_seqs]`: slot of each sequence's recurrent state, which a plan without such states does
+    /// not read.
     pub state_slots: Vec<u32>,
     /// `[num_seqs]` block tables, each as long as its sequence needs.
     pub block_tables: Vec<Vec<u32>>,
@@ -123,9 +124,10 @@ impl StepInputs {
     }
 
     /// Adds a sequence that has `past_len` positions in the cache: its new tokens, its pages
-    /// (enough for `past_len + tokens.len()` positions) and which of its new tokens want logits. The
-    /// tokens after these are those of the largest logits, unless [`StepInputs::sampling`] is changed. Its recurrent
-    /// state has the slot of its first page's number, unless [`StepInputs::state_slots`] is changed.
+    /// (enough for `past_len + tokens.len()` positions) and which of its new tokens want logits.
+    /// The tokens after these are those of the largest logits, unless [`StepInputs::sampling`] is
+    /// changed. Its recurrent state has the slot of its first page's number, unless
+    /// [`StepInputs::state_slots`] is changed.
     ///
     /// # Panics
     /// If the pages are too few or a logit row is not one of the new tokens: the engine's fault,
@@ -157,8 +159,8 @@ impl StepInputs {
         self.edit_ends.resize(self.logit_rows.len(), self.edits.len());
     }
 
-    /// Changes logits of the last row before its token is chosen: of each token one at most. Logits that an executor returns
-    /// of such a row may be those before or those after.
+    /// Changes logits of the last row before its token is chosen: of each token one at most. Logits
+    /// that an executor returns of such a row may be those before or those after.
     ///
     /// # Panics
     /// If there is no row.

@@ -203,8 +203,8 @@ pub struct WeightPart {
     pub storage: Dtype,
     /// What it takes of the tensor.
     pub slice: WeightSlice,
-    /// How many matrices, or vectors, the tensor holds: they are its outermost dimension, and read as
-    /// one on the other.
+    /// How many matrices, or vectors, the tensor holds: they are its outermost dimension, and read
+    /// as one on the other.
     pub stack: Option<usize>,
 }
 

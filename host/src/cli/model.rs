@@ -33,8 +33,8 @@ pub struct EngineArgs {
     /// model's, or what the memory has room for]
     #[arg(short, long = "ctx-size", value_name = "CTX", help_heading = "Model")]
     pub context: Option<usize>,
-    /// Where to run: auto, cpu, cuda, cuda:N, cuda:N,M (GPUs that share the model), or emulated (the
-    /// GPU kernels on the CPU, checked: slow)
+    /// Where to run: auto, cpu, cuda, cuda:N, cuda:N,M (GPUs that share the model), or emulated
+    /// (the GPU kernels on the CPU, checked: slow)
     #[arg(long, default_value = "auto")]
     device: Device,
     /// Threads of the CPU [default: one for each core]
@@ -59,8 +59,8 @@ pub struct EngineArgs {
         conflicts_with_all = ["cache_type_k", "cache_type_v"]
     )]
     kv_cache_dtype: Option<CacheType>,
-    /// GPUs that share the model, from the chosen one on: each has its heads, columns of the MLP and logits
-    /// [default: as many as --device names]
+    /// GPUs that share the model, from the chosen one on: each has its heads, columns of the MLP
+    /// and logits [default: as many as --device names]
     #[arg(long, visible_alias = "tp", value_name = "N")]
     tensor_parallel_size: Option<NonZeroUsize>,
     /// Which kernels add over GPUs that share the model
@@ -82,7 +82,8 @@ pub struct EngineArgs {
     /// The same logits, bit for bit, whatever else is in the batch and however a prompt is chunked
     #[arg(long)]
     pub batch_invariant: bool,
-    /// Fused kernels: on, off, or those that are on: norm_gemm,gemm_swiglu,rope_append,residual,qk_norm
+    /// Fused kernels: on, off, or those that are on:
+    /// norm_gemm,gemm_swiglu,rope_append,residual,qk_norm
     #[arg(long, value_name = "FUSION", default_value_t = Fusion::ALL)]
     fusion: Fusion,
     /// How attention is computed
@@ -90,7 +91,8 @@ pub struct EngineArgs {
     attention: AttentionForm,
 }
 
-/// The sizes of an engine that serves, as [`EngineOptions`] has them; `max_seqs` is 64 on a GPU and else 8 by default.
+/// The sizes of an engine that serves, as [`EngineOptions`] has them; `max_seqs` is 64 on a GPU and
+/// else 8 by default.
 #[cfg(feature = "server")]
 pub struct Serving {
     pub max_seqs: Option<usize>,

@@ -7,9 +7,9 @@ use halfwarp::quantize::{Mix, QuantizeError, random_checkpoint};
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-/// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for what is around a model.
-/// Each with its real `config.json`, except for the weights' type and the context of Llama's, which are measured in longer
-/// ones.
+/// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for
+/// what is around a model. Each with its real `config.json`, except for the weights' type and the
+/// context of Llama's, which are measured in longer ones.
 const MODELS: [(&str, &str); 18] = [
     ("tiny", include_str!("random_model/tiny.json")),
     ("qwen2.5-0.5b", include_str!("random_model/qwen2.5-0.5b.json")),
@@ -76,7 +76,8 @@ mod tests {
     use super::*;
     use halfwarp::quantize::random_tensors;
 
-    /// The parameter counts are those of the real checkpoints' `model.safetensors.index.json` / model card.
+    /// The parameter counts are those of the real checkpoints' `model.safetensors.index.json` /
+    /// model card.
     #[test]
     fn shapes_have_the_real_number_of_parameters() {
         let counts: [usize; 18] = MODELS.map(|(_, json)| {
@@ -108,7 +109,8 @@ mod tests {
         assert_eq!(counts[1..], real);
     }
 
-    /// The sizes of published Q4_K_M files, less about as many bytes of tokenizer as their vocabularies have.
+    /// The sizes of published Q4_K_M files, less about as many bytes of tokenizer as their
+    /// vocabularies have.
     #[test]
     fn files_are_as_large_as_the_real_ones() {
         let bytes = |index: usize| {

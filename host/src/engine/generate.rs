@@ -8,8 +8,9 @@ use crate::plan::StepInputs;
 use std::ops::ControlFlow;
 
 impl Engine {
-    /// Runs one request to its end, together with those that were added before; what happens to these is left for the
-    /// next [`Engine::step`]. `on_token` is called with each token and can end the generation.
+    /// Runs one request to its end, together with those that were added before; what happens to
+    /// these is left for the next [`Engine::step`]. `on_token` is called with each token and can
+    /// end the generation.
     ///
     /// # Errors
     /// Errors of [`Engine::add_request`] and [`Engine::step`], and [`EngineError::Sample`] if no token can be chosen
@@ -79,8 +80,8 @@ impl Engine {
         Ok(logits)
     }
 
-    /// Calls `each` with the logits of the positions of `tokens` from `first` on: some rows at a time,
-    /// `[num_rows, vocab_size]`, so that no more are in memory.
+    /// Calls `each` with the logits of the positions of `tokens` from `first` on: some rows at a
+    /// time, `[num_rows, vocab_size]`, so that no more are in memory.
     ///
     /// # Errors
     /// As [`Engine::logits`].

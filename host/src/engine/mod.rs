@@ -129,7 +129,8 @@ impl Engine {
         Ok(Engine { notes: attempts.notes, ..engine })
     }
 
-    /// The memory that [`Engine::new`] will take, if there are `room_bytes` for it; `None`: nobody knows. Nothing is loaded.
+    /// The memory that [`Engine::new`] will take, if there are `room_bytes` for it; `None`: nobody
+    /// knows. Nothing is loaded.
     ///
     /// # Errors
     /// As [`Engine::new`], but for what is found when weights are read.
@@ -223,8 +224,8 @@ impl Engine {
         &self.numerics
     }
 
-    /// What a user should know about how the options were met, one line each: why another precision was chosen than
-    /// the usual one of the device, or a short context.
+    /// What a user should know about how the options were met, one line each: why another precision
+    /// was chosen than the usual one of the device, or a short context.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -267,15 +268,16 @@ impl Engine {
         Ok(id)
     }
 
-    /// Ends a request; its last event is [`FinishReason::Cancelled`]. Nothing happens if it has ended already.
+    /// Ends a request; its last event is [`FinishReason::Cancelled`]. Nothing happens if it has
+    /// ended already.
     pub fn cancel(&mut self, request: RequestId) {
         if self.scheduler.retire(request) {
             self.finish(request, FinishReason::Cancelled);
         }
     }
 
-    /// How much of a request's prompt has been computed; `None` once the request has ended. A step computes at most
-    /// [`EngineOptions::max_tokens`].
+    /// How much of a request's prompt has been computed; `None` once the request has ended. A step
+    /// computes at most [`EngineOptions::max_tokens`].
     pub fn prompt_progress(&self, request: RequestId) -> Option<PromptProgress> {
         self.scheduler.get(request).map(Sequence::progress)
     }
@@ -290,9 +292,10 @@ impl Engine {
         self.scheduler.drop_retained();
     }
 
-    /// Tells `listener`, from now on, of pages that other requests can find, and of those that they cannot find any more.
-    /// It is called where the engine's methods are, before a step that reuses what it tells of; it has to return soon.
-    /// With [`EngineOptions::batch_invariant`] pages with generated tokens are not told of: no prompt finds them.
+    /// Tells `listener`, from now on, of pages that other requests can find, and of those that they
+    /// cannot find any more. It is called where the engine's methods are, before a step that reuses
+    /// what it tells of; it has to return soon. With [`EngineOptions::batch_invariant`] pages with
+    /// generated tokens are not told of: no prompt finds them.
     pub fn on_cache_event(&mut self, listener: impl FnMut(CacheEvent) + Send + 'static) {
         self.scheduler.listen(Listener::new(listener));
     }
@@ -302,8 +305,9 @@ impl Engine {
         self.scheduler.has_work() || !self.events.is_empty()
     }
 
-    /// Runs one batch: a token of each sequence that decodes, then as much of the prompts as there is room for (of one
-    /// prompt at most [`EngineOptions::long_prefill_token_threshold`]); batch invariant one or the other.
+    /// Runs one batch: a token of each sequence that decodes, then as much of the prompts as there
+    /// is room for (of one prompt at most [`EngineOptions::long_prefill_token_threshold`]); batch
+    /// invariant one or the other.
     ///
     /// # Errors
     /// [`EngineError::Exec`] if the batch failed: no request has changed. What concerns a single request is an event,
@@ -312,7 +316,8 @@ impl Engine {
         self.step_while(|| ())
     }
 
-    /// As [`Engine::step`]; `meanwhile` is called while the device runs the batch, unless there is none or it fails.
+    /// As [`Engine::step`]; `meanwhile` is called while the device runs the batch, unless there is
+    /// none or it fails.
     ///
     /// # Errors
     /// As [`Engine::step`].
@@ -382,7 +387,8 @@ impl Engine {
         inputs
     }
 
-    /// The constraints of the sequences of which the batch computes a next token, with their indices.
+    /// The constraints of the sequences of which the batch computes a next token, with their
+    /// indices.
     fn take_constraints(&mut self, entries: &[Entry]) -> Vec<(usize, Constrained)> {
         let last = entries.iter().filter(|entry| entry.is_last).map(|entry| entry.index);
         last.filter_map(|index| Some((index, self.scheduler.running(index).take_constraint()?)))
@@ -422,8 +428,8 @@ impl Engine {
         Ok(plan)
     }
 
-    /// Prepares and runs every size of step, so that the first request of a size waits neither for its plan nor for the
-    /// first use of graphs, kernels and weights.
+    /// Prepares and runs every size of step, so that the first request of a size waits neither for
+    /// its plan nor for the first use of graphs, kernels and weights.
     fn prepare_all(&mut self) -> Result<(), EngineError> {
         for bounds in self.buckets.request_bounds() {
             let plan = self.prepare(PlanOutput::Logits, bounds)?;

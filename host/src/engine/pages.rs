@@ -4,8 +4,8 @@ use super::cache_event::{Listener, StoredPage};
 use super::prefix::{PageHash, PrefixCache};
 use crate::plan::PAGE_SIZE;
 
-/// The pages of a cache, reference-counted: a page is free when no sequence holds it. What is in a free page is kept, if
-/// it is known by its hash, until no other page is free.
+/// The pages of a cache, reference-counted: a page is free when no sequence holds it. What is in a
+/// free page is kept, if it is known by its hash, until no other page is free.
 #[derive(Debug)]
 pub struct PageAllocator {
     /// Free pages of which nothing is known.
@@ -28,8 +28,8 @@ impl PageAllocator {
         }
     }
 
-    /// Gives each sequence one of `num_states` recurrent states beside its pages. Then no sequence begins with
-    /// pages of another: what came before them is in a state that is not kept.
+    /// Gives each sequence one of `num_states` recurrent states beside its pages. Then no sequence
+    /// begins with pages of another: what came before them is in a state that is not kept.
     pub fn with_states(self, num_states: usize) -> Self {
         PageAllocator { free_states: Some((0..num_states as u32).rev().collect()), ..self }
     }
@@ -64,9 +64,9 @@ impl PageAllocator {
         self.prefixes.listen(listener);
     }
 
-    /// Lets other sequences find a page that a sequence holds, and that nobody writes to any more, unless it is of no
-    /// use without a recurrent state. A listener is told
-    /// what `stored` makes of it, if anything.
+    /// Lets other sequences find a page that a sequence holds, and that nobody writes to any more,
+    /// unless it is of no use without a recurrent state. A listener is told what `stored` makes of
+    /// it, if anything.
     pub fn publish(
         &mut self,
         hash: PageHash,
@@ -127,8 +127,8 @@ impl PageTable {
         self.state
     }
 
-    /// Takes pages until there is room for `len` positions, and with the first a recurrent state; all of it or, if too
-    /// little is free, nothing.
+    /// Takes pages until there is room for `len` positions, and with the first a recurrent state;
+    /// all of it or, if too little is free, nothing.
     #[must_use]
     pub fn grow(&mut self, allocator: &mut PageAllocator, len: usize) -> bool {
         self.grow_from(allocator, &[], len)
@@ -154,8 +154,9 @@ impl PageTable {
         true
     }
 
-    /// Gives back the pages after position `len`, and with the last one the recurrent state; the last page first: it is the first whose tokens are forgotten, as
-    /// without those before them they are of no use.
+    /// Gives back the pages after position `len`, and with the last one the recurrent state; the
+    /// last page first: it is the first whose tokens are forgotten, as without those before them
+    /// they are of no use.
     pub fn truncate(&mut self, allocator: &mut PageAllocator, len: usize) {
         let keep = len.div_ceil(PAGE_SIZE).min(self.pages.len());
         self.pages.drain(keep..).rev().for_each(|page| allocator.release(page));

@@ -13,7 +13,8 @@ pub struct Scheduler {
     turns: Turns,
     limits: Limits,
     pages: PageAllocator,
-    /// By priority; of one priority those that were preempted, then in the order in which they came.
+    /// By priority; of one priority those that were preempted, then in the order in which they
+    /// came.
     waiting: VecDeque<Sequence>,
     /// By priority when a step is chosen, then in the order in which they were admitted.
     running: Vec<Sequence>,
@@ -42,8 +43,8 @@ pub struct Limits {
 pub enum Turns {
     /// All tokens.
     Together,
-    /// Tokens of prompts or generated tokens, by turns where there are both. A position is always computed by the same
-    /// kind of step, also when it is computed again.
+    /// Tokens of prompts or generated tokens, by turns where there are both. A position is always
+    /// computed by the same kind of step, also when it is computed again.
     Apart,
 }
 
@@ -132,7 +133,8 @@ impl Scheduler {
         self.waiting.insert(index, sequence);
     }
 
-    /// Removes a sequence, frees its pages and forgets what is in them; false if there is none of that name.
+    /// Removes a sequence, frees its pages and forgets what is in them; false if there is none of
+    /// that name.
     pub fn remove(&mut self, id: RequestId) -> bool {
         let removed = self.take(id);
         let is_removed = removed.is_some();
@@ -140,8 +142,8 @@ impl Scheduler {
         is_removed
     }
 
-    /// Removes a sequence and frees its pages, of which the full ones can still be found; false if there is none of that
-    /// name.
+    /// Removes a sequence and frees its pages, of which the full ones can still be found; false if
+    /// there is none of that name.
     pub fn retire(&mut self, id: RequestId) -> bool {
         let Some(mut sequence) = self.take(id) else { return false };
         sequence.retire(self.turns, &mut self.pages);
@@ -156,9 +158,10 @@ impl Scheduler {
         self.waiting.remove(index)
     }
 
-    /// Chooses the next batch. A sequence has the pages of all its tokens before its first token is in a batch. When
-    /// one that decodes needs another page and none is free, the least urgent running sequence is preempted, of these the
-    /// youngest: it waits, and what of it is not in the cache any more when it is its turn is computed again.
+    /// Chooses the next batch. A sequence has the pages of all its tokens before its first token is
+    /// in a batch. When one that decodes needs another page and none is free, the least urgent
+    /// running sequence is preempted, of these the youngest: it waits, and what of it is not in the
+    /// cache any more when it is its turn is computed again.
     pub fn schedule(&mut self) -> Vec<Entry> {
         for sequence in &mut self.running {
             sequence.publish(self.turns, &mut self.pages);
@@ -211,8 +214,9 @@ impl Scheduler {
         }
     }
 
-    /// Adds to `batch` as much of the prompts as there is room for: of those whose embeddings are asked for if `pooled`, else
-    /// of the others. While sequences decode, a long prompt comes in short chunks: they wait for it in every step.
+    /// Adds to `batch` as much of the prompts as there is room for: of those whose embeddings are
+    /// asked for if `pooled`, else of the others. While sequences decode, a long prompt comes in
+    /// short chunks: they wait for it in every step.
     fn schedule_prompts(&mut self, mut batch: Vec<Entry>, pooled: bool) -> Vec<Entry> {
         let (mut num_tokens, mut max_tokens) = (batch.len(), self.limits.max_tokens);
         let is_decoding = (0..self.running.len()).any(|index| self.prompt_len(index) == 0);
@@ -271,8 +275,8 @@ impl Scheduler {
         self.waiting.insert(index, sequence);
     }
 
-    /// Orders what runs by priority, and lets those run, if there is room, that wait and are more urgent: prompts beside
-    /// theirs could take all tokens of the step.
+    /// Orders what runs by priority, and lets those run, if there is room, that wait and are more
+    /// urgent: prompts beside theirs could take all tokens of the step.
     fn admit_urgent(&mut self) {
         let is_urgent =
             |scheduler: &Self| match (scheduler.waiting.front(), scheduler.running.last()) {

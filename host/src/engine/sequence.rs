@@ -34,7 +34,8 @@ pub struct Sequence {
     hashes: Vec<PageHash>,
     /// Leading pages that other sequences can find.
     num_published: usize,
-    /// Leading tokens of the prompt that were in the cache when the request left the queue; `None` before that.
+    /// Leading tokens of the prompt that were in the cache when the request left the queue; `None`
+    /// before that.
     reused: Option<usize>,
     /// Whether [`Sequence::start`] has said so.
     is_started: bool,
@@ -192,7 +193,8 @@ impl Sequence {
         self.constraint = Some(constraint);
     }
 
-    /// Whether the host needs the logits of the last row: to tell of them, or to change them before the draw.
+    /// Whether the host needs the logits of the last row: to tell of them, or to change them before
+    /// the draw.
     fn needs_logits(&self) -> bool {
         self.edits_on_host
             || self.chain.is_some()
@@ -207,7 +209,8 @@ impl Sequence {
         self.edits.as_slice().len()
     }
 
-    /// What the device changes of the logits of its next token, where it has room for `room` edits; else the host does.
+    /// What the device changes of the logits of its next token, where it has room for `room` edits;
+    /// else the host does.
     pub fn device_edits(&mut self, room: usize) -> &[LogitEdit] {
         self.edits_on_host = false;
         let edits = self.edits.as_slice();
@@ -249,8 +252,8 @@ impl Sequence {
         start..end - usize::from(entry.is_last && !self.needs_logits())
     }
 
-    /// Takes the `output` of its [`Sequence::host_rows`], `[rows, width]`: hidden states of what [`Sequence::is_pooled`],
-    /// else logits; and what the device has drawn of its last row.
+    /// Takes the `output` of its [`Sequence::host_rows`], `[rows, width]`: hidden states of what
+    /// [`Sequence::is_pooled`], else logits; and what the device has drawn of its last row.
     ///
     /// # Errors
     /// As [`sampler::drawn`], and those of a constraint.
@@ -302,7 +305,8 @@ impl Sequence {
         PromptProgress { done: self.num_cached.min(total), total }
     }
 
-    /// The first time: leading tokens of the prompt that were in the cache when the request left the queue.
+    /// The first time: leading tokens of the prompt that were in the cache when the request left
+    /// the queue.
     pub fn start(&mut self) -> Option<usize> {
         if self.is_started {
             return None;
@@ -317,8 +321,9 @@ impl Sequence {
         self.pages.grow(allocator, self.tokens.len())
     }
 
-    /// [`Sequence::reserve`] of a sequence that has no pages yet: it begins with pages that are known to have its tokens
-    /// in them. At least one token is left, whose logits are wanted, and all whose logits are wanted besides.
+    /// [`Sequence::reserve`] of a sequence that has no pages yet: it begins with pages that are
+    /// known to have its tokens in them. At least one token is left, whose logits are wanted, and
+    /// all whose logits are wanted besides.
     #[must_use]
     pub fn admit(&mut self, turns: Turns, allocator: &mut PageAllocator) -> bool {
         let most = match self.wants_prompt_rows() {
@@ -349,7 +354,8 @@ impl Sequence {
         self.num_published = num_full;
     }
 
-    /// What there is to say of a full page; nothing if no prompt can find it, as it holds generated tokens.
+    /// What there is to say of a full page; nothing if no prompt can find it, as it holds generated
+    /// tokens.
     fn stored_page(&self, turns: Turns, index: usize) -> Option<StoredPage> {
         let start = index * PAGE_SIZE;
         let is_of_prompt = start + PAGE_SIZE <= self.prompt_len;
@@ -367,7 +373,8 @@ impl Sequence {
         for start in (self.hashes.len()..num_pages).map(|index| index * PAGE_SIZE) {
             let num_prompt = match turns {
                 Turns::Together => PAGE_SIZE,
-                // Keys and values of generated tokens may have other bits than those of the same tokens in a prompt.
+                // Keys and values of generated tokens may have other bits than those of the same
+                // tokens in a prompt.
                 Turns::Apart => self.prompt_len.saturating_sub(start).min(PAGE_SIZE),
             };
             let parent = self.hashes.last().unwrap_or(&self.root);
@@ -375,8 +382,8 @@ impl Sequence {
         }
     }
 
-    /// Gives back all pages. Those that are full can be found until their room is needed; what is lost by then has to be
-    /// computed again.
+    /// Gives back all pages. Those that are full can be found until their room is needed; what is
+    /// lost by then has to be computed again.
     pub fn retire(&mut self, turns: Turns, allocator: &mut PageAllocator) {
         self.publish(turns, allocator);
         self.pages.truncate(allocator, 0);

@@ -36,7 +36,8 @@ pub enum RequestEvent {
         /// Leading tokens of the prompt whose keys and values were still in the cache.
         cached_tokens: usize,
     },
-    /// Log-probabilities of the prompt's next tokens, from its second one on: see [`Request::prompt_logprobs`].
+    /// Log-probabilities of the prompt's next tokens, from its second one on: see
+    /// [`Request::prompt_logprobs`].
     PromptLogprobs(Vec<Logprobs>),
     /// Log-probabilities of the token that is the next event: see [`Request::logprobs`].
     Logprobs(Logprobs),
@@ -46,7 +47,8 @@ pub enum RequestEvent {
     Token(u32),
     /// The last event of a request; [`FinishReason::Cancelled`] if the service was stopped.
     Finished(FinishReason),
-    /// The last event of a request that failed; [`EngineError::Sample`] concerns this one alone, others all that ran.
+    /// The last event of a request that failed; [`EngineError::Sample`] concerns this one alone,
+    /// others all that ran.
     Failed(Arc<EngineError>),
 }
 
@@ -81,7 +83,8 @@ pub struct ServiceStats {
     pub generation_tokens: u64,
 }
 
-/// The thread that runs an engine. Dropping it cancels every request; [`EngineService::shutdown`] lets them end.
+/// The thread that runs an engine. Dropping it cancels every request; [`EngineService::shutdown`]
+/// lets them end.
 pub struct EngineService {
     handle: EngineHandle,
     thread: Option<JoinHandle<()>>,
@@ -220,12 +223,14 @@ impl EngineHandle {
         self.shared.lock().phase.check()
     }
 
-    /// Refuses new requests; those that wait and run go on to their end, after which the thread ends.
+    /// Refuses new requests; those that wait and run go on to their end, after which the thread
+    /// ends.
     pub fn drain(&self) {
         self.set_phase(Phase::Draining);
     }
 
-    /// Refuses new requests, and cancels those that wait and run: each ends with [`FinishReason::Cancelled`].
+    /// Refuses new requests, and cancels those that wait and run: each ends with
+    /// [`FinishReason::Cancelled`].
     pub fn stop(&self) {
         self.set_phase(Phase::Stopping);
     }
@@ -505,7 +510,8 @@ impl<'a> Worker<'a> {
         self.outbox.push((to, event));
     }
 
-    /// Ends all requests after a step that failed. The engine goes on, unless its device is in doubt.
+    /// Ends all requests after a step that failed. The engine goes on, unless its device is in
+    /// doubt.
     fn fail_all(&mut self, error: EngineError) -> ControlFlow<()> {
         let error = Arc::new(error);
         let mut failed = Vec::new();

@@ -29,8 +29,8 @@ pub struct Size {
 }
 
 impl Size {
-    /// What the plans are made for: a recurrent state for each sequence that runs at once, none of which has less
-    /// than a page.
+    /// What the plans are made for: a recurrent state for each sequence that runs at once, none of
+    /// which has less than a page.
     pub fn cache(&self) -> CacheSize {
         cache_size(&self.buckets, self.num_pages)
     }
@@ -195,8 +195,8 @@ impl Sizing<'_> {
     }
 }
 
-/// Tries `make` with what the engine computes in and the tokens of a step: as the options say, or where they leave that open
-/// with what there is memory for.
+/// Tries `make` with what the engine computes in and the tokens of a step: as the options say, or
+/// where they leave that open with what there is memory for.
 pub fn attempt<T>(
     model: &Model,
     options: &EngineOptions,

@@ -318,8 +318,8 @@ impl Executor for EmulatedExecutor {
     }
 }
 
-/// The launches of operation `op`, in groups that run one after the other: those of a collective operation run at the same
-/// time, one stream a rank.
+/// The launches of operation `op`, in groups that run one after the other: those of a collective
+/// operation run at the same time, one stream a rank.
 fn at_once(ranks: &[EmulatedPlan], op: usize) -> Vec<Vec<Vec<Launch>>> {
     let launches = ranks.iter().map(|rank| rank.launches[op].clone());
     match ranks[0].plan.ops[op].is_collective() {

@@ -36,7 +36,8 @@ mod step_buffer;
 pub use self::collective::{only_16_bits, rank_workspace_bytes};
 pub use self::count::LoweredPlan;
 use self::dequantise::DensePools;
-use self::element::{DeviceElement, Launched};
+pub use self::element::check_weights;
+use self::element::{DeviceElement, Launched, check_dtype};
 pub use self::fuse::fused;
 pub use self::libraries::{Libraries, Task, lower_with};
 pub use self::nccl::summed_dtype;
@@ -45,7 +46,7 @@ use super::tensor_maps::{Encode, TensorMaps};
 use super::{ExecError, Gemm};
 use crate::plan::{
     AppendAttention, Attention, Bounds, Dtype, Op, Plan, RopeAppend, Rows, StepLayout, View,
-    WeightId, WeightPart,
+    WeightId,
 };
 use half::{bf16, f16};
 
@@ -561,44 +562,6 @@ impl<'a> Lowering<'a> {
         weight.parts.iter().try_for_each(|part| check_dtype::<T>(&part.source, part.storage))?;
         Ok(DevicePtr::new(self.addresses.weights[id.0]))
     }
-}
-
-/// Whether there are kernels for the types that the weights of `plan` are kept in: to know before
-/// they are read.
-///
-/// # Errors
-/// [`ExecError::Unsupported`] for weights in blocks that are not in tiles, or that cuBLAS is to
-/// multiply, and for E4M3 beside other operands than f16; it names the tensor.
-pub fn check_weights(plan: &Plan, gemm: Gemm) -> Result<(), ExecError> {
-    for weight in &plan.weights {
-        let has_kernel = |part: &WeightPart| match weight.tile_format(part) {
-            Some(_) => gemm == Gemm::Halfwarp,
-            None if part.storage.is_fp8() => {
-                gemm == Gemm::Halfwarp && plan.numerics().precision.operand() == Dtype::F16
-            }
-            None => part.storage.block_elems() == 1,
-        };
-        if let Some(part) = weight.parts.iter().find(|part| !has_kernel(part)) {
-            let WeightPart { source, storage, .. } = part;
-            let why = match storage.is_fp8() {
-                true => format!("{storage} storage, which halfwarp's kernels take beside f16"),
-                false => format!("{storage} storage; the kernels take F32, F16 and BF16"),
-            };
-            return Err(ExecError::Unsupported { op: source.clone(), why });
-        }
-    }
-    Ok(())
-}
-
-/// Refuses what is not stored as the kernel takes it.
-fn check_dtype<T: DeviceElement>(what: &str, dtype: Dtype) -> Result<(), ExecError> {
-    if dtype == T::STORAGE {
-        return Ok(());
-    }
-    Err(ExecError::Unsupported {
-        op: what.to_owned(),
-        why: format!("{dtype} storage; the kernel takes {}", T::STORAGE),
-    })
 }
 
 #[cfg(test)]

@@ -376,7 +376,8 @@ impl Planner<'_> {
         self.stacked(layer, self.names.qkv, &parts)
     }
 
-    /// Q, K and V, then the gates of the query heads: the checkpoint has the gate of each head after its Q.
+    /// Q, K and V, then the gates of the query heads: the checkpoint has the gate of each head
+    /// after its Q.
     fn gated_qkv_parts(&self, layer: usize) -> Vec<WeightPart> {
         let Config { num_heads, num_kv_heads, head_dim, .. } = *self.config;
         let Shares { heads, kv_heads, .. } = self.shares;

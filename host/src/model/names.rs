@@ -46,8 +46,9 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The names that the Hugging Face checkpoint of a model of `config` uses, which has the tensors that `has` says.
-    /// Saved from the decoder alone, as for embeddings, they are bare: without `model.`.
+    /// The names that the Hugging Face checkpoint of a model of `config` uses, which has the
+    /// tensors that `has` says. Saved from the decoder alone, as for embeddings, they are bare:
+    /// without `model.`.
     pub fn hugging_face(config: &Config, has: impl Fn(&str) -> bool) -> &'static Names {
         let tables: &'static [Names] = match config.family {
             Family::Phi3 => &HF_PHI3,
@@ -96,7 +97,8 @@ impl Names {
         }
     }
 
-    /// Every tensor of a model with its shape, outermost dimension first; in the same order by all tables.
+    /// Every tensor of a model with its shape, outermost dimension first; in the same order by all
+    /// tables.
     pub fn tensors(&self, config: &Config) -> Vec<(String, Vec<usize>)> {
         let Config { vocab_size, hidden_size: hidden, intermediate_size, head_dim, .. } = *config;
         let (q_width, kv_width) = (config.num_heads * head_dim, config.num_kv_heads * head_dim);
@@ -244,7 +246,8 @@ const HF_PHI3: [Names; 2] = [phi3(HF), phi3(HF_BARE)];
 
 const HF_OLMO: [Names; 2] = [olmo(HF), olmo(HF_BARE)];
 
-/// The language model of one that takes images is called as it was before transformers 5, and as since.
+/// The language model of one that takes images is called as it was before transformers 5, and as
+/// since.
 const HF_MISTRAL: [Names; 4] = [HF, HF_BARE, HF_LANGUAGE_MODEL, HF_MODEL_LANGUAGE_MODEL];
 
 /// As before transformers 5.

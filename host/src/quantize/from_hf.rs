@@ -324,7 +324,8 @@ fn sampling(model: &Model) -> Vec<(&'static str, Value)> {
     .collect()
 }
 
-/// The tensors that the model needs, under GGUF's names: GPTQ's files hold zeros for biases that it has not.
+/// The tensors that the model needs, under GGUF's names: GPTQ's files hold zeros for biases that it
+/// has not.
 fn tensors(model: &Model) -> Vec<Tensor<'_>> {
     let config = model.config();
     let to = Names::gguf(config.family);

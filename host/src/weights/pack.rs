@@ -474,8 +474,8 @@ impl<'a> StoredRows<'a> {
         Ok(())
     }
 
-    /// Writes `[rows, cols]` elements to `out`, of which row `r` is column `first[1] + step * r` of the
-    /// stored rows, from row `first[0]` on.
+    /// Writes `[rows, cols]` elements to `out`, of which row `r` is column `first[1] + step * r` of
+    /// the stored rows, from row `first[0]` on.
     fn read_columns(
         &self,
         storage: Dtype,

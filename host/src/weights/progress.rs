@@ -34,8 +34,8 @@ pub struct Progress<'a, F> {
 }
 
 impl<'a, F: Fn(usize, usize) -> ControlFlow<()> + Sync> Progress<'a, F> {
-    /// Wraps `source`, of which `total_bytes` will be read; `report` is called with the bytes done and
-    /// the total.
+    /// Wraps `source`, of which `total_bytes` will be read; `report` is called with the bytes done
+    /// and the total.
     pub fn new(source: &'a dyn WeightSource, total_bytes: usize, report: F) -> Self {
         Progress { source, total_bytes, done_bytes: AtomicUsize::new(0), report }
     }

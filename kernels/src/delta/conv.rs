@@ -220,17 +220,16 @@ pub unsafe fn causal_conv_state<E: Number>(
         let old = state.as_global();
         let inputs = Inputs { x: x.cast::<E>(), x_stride, state: old, channels, columns };
         let mut last = [[0.0; VEC_ELEMS as usize]; TAPS];
-        unroll!(tap in 0..4, {
-            // The first one is of the output alone.
-            if tap > 0 || decodes != 0 {
-                last[tap] = inputs.get(seq, seq.len - 1 + tap as u32);
-            }
+        if decodes != 0 {
+            // Of the output alone.
+            last[0] = inputs.get(seq, seq.len - 1);
+        }
+        unroll!(row in 0..3, {
+            last[row + 1] = inputs.get(seq, seq.len + row as u32);
         });
-        unroll!(row in 0..4, {
-            if row > 0 {
-                let row_idx = (seq.slot * CONV_LEN + row as u32 - 1) as usize;
-                columns.store(state.add(row_idx * channels as usize), last[row]);
-            }
+        unroll!(row in 0..3, {
+            let row_idx = (seq.slot * CONV_LEN + row as u32) as usize;
+            columns.store(state.add(row_idx * channels as usize), last[row + 1]);
         });
         if decodes != 0 {
             let row = out.cast::<E>().add(seq.first as usize * out_stride as usize);
@@ -281,8 +280,8 @@ mod launcher {
     }
 
     impl CausalConv {
-        /// The launches, in order; none if there is nothing to compute. `num_tokens` points to the token
-        /// count, and `seq_ids` to the sequence of each token.
+        /// The launches, in order; none if there is nothing to compute. `num_tokens` points to the
+        /// token count, and `seq_ids` to the sequence of each token.
         ///
         /// # Errors
         /// [`LaunchError`] for other than four taps, and sizes beyond a grid or a `u32`.

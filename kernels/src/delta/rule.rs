@@ -133,7 +133,8 @@ fn inner(a: Quad, b: Quad) -> f32 {
 /// `ln(1 + e^x)`.
 #[inline(always)]
 fn softplus(x: f32) -> f32 {
-    /// Below it `1 + e` loses digits that count: the sum of its logarithms over many tokens is a decay.
+    /// Below it `1 + e` loses digits that count: the sum of its logarithms over many tokens is a
+    /// decay.
     const SMALL: f32 = 0.0625;
     let e = math::exp2_approx(-x.abs() * LOG2_E);
     let series = [-0.25, 1.0 / 3.0, -0.5, 1.0].iter().fold(0.2, |sum, &c| math::fma(sum, e, c)) * e;

@@ -11,8 +11,8 @@ use kernels::element::Number;
 use kernels::sigmoid_gate::SigmoidGate;
 use oracle::{Approx, Element, Gated, causal_conv, delta_rule};
 
-/// What comes in each step of three sequences, by number of tokens: alone, together, one token each,
-/// more than the taps, and a sequence that takes the slot of one that has ended.
+/// What comes in each step of three sequences, by number of tokens: alone, together, one token
+/// each, more than the taps, and a sequence that takes the slot of one that has ended.
 const STEPS: [&[(usize, usize)]; 6] =
     [&[(0, 5)], &[(1, 2), (0, 1)], &[(0, 1), (1, 1)], &[(1, 4)], &[(2, 7), (1, 3)], &[(2, 1)]];
 const SLOTS: [u32; 3] = [2, 0, 2];

@@ -26,8 +26,8 @@ fn states() -> States {
     states
 }
 
-/// What comes in each step of three sequences, by number of tokens: alone, together, one token, as many as there are
-/// taps, and a sequence that takes the slot of one that has ended.
+/// What comes in each step of three sequences, by number of tokens: alone, together, one token, as
+/// many as there are taps, and a sequence that takes the slot of one that has ended.
 const STEPS: [&[(usize, usize)]; 6] =
     [&[(0, 5)], &[(1, 2), (0, 1)], &[(0, 1), (1, 1)], &[(1, 4)], &[(2, 7), (1, 9)], &[(2, 1)]];
 const SLOTS: [u32; 3] = [2, 0, 2];

@@ -52,8 +52,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Only a sum that is added to it may read a residual after one with a norm, which may leave each rank some rows alone:
-    /// [`AllReduce`].
+    /// Only a sum that is added to it may read a residual after one with a norm, which may leave
+    /// each rank some rows alone: [`AllReduce`].
     fn check_divided(&self, op: &Op, divided: &mut Vec<View>) -> Result<(), String> {
         let sum = match *op {
             Op::AllReduce(AllReduce { residual: Some(residual), norm, .. }) => {

@@ -13,8 +13,8 @@ pub struct QkNorm {
     pub eps: f32,
 }
 
-/// [`QkNorm`], if there is one, [`Op::Rope`] of `q` and `k`, then [`Op::KvAppend`] of `k` and `v`, to
-/// the same bits; but the rotated `k` goes to the cache alone.
+/// [`QkNorm`], if there is one, [`Op::Rope`] of `q` and `k`, then [`Op::KvAppend`] of `k` and `v`,
+/// to the same bits; but the rotated `k` goes to the cache alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeAppend {
     /// Layer of the cache.
@@ -60,8 +60,8 @@ pub struct Attention {
     pub causal: bool,
     /// Sliding window of causal attention, in positions.
     pub window: Option<usize>,
-    /// `[num_heads]`: a score of each query head, beside those of the keys, that has no value. It takes
-    /// part in the softmax's maximum and sum.
+    /// `[num_heads]`: a score of each query head, beside those of the keys, that has no value. It
+    /// takes part in the softmax's maximum and sum.
     pub sinks: Option<WeightId>,
 }
 

@@ -2,9 +2,9 @@
 
 use crate::{View, WeightId};
 
-/// `out[t, c] = silu(sum_j weight[c, j] * x[t - taps + 1 + j, c])` over the tokens of a sequence; before
-/// those of the step are the inputs that its state keeps, and at the start zeros. The last inputs become
-/// the state.
+/// `out[t, c] = silu(sum_j weight[c, j] * x[t - taps + 1 + j, c])` over the tokens of a sequence;
+/// before those of the step are the inputs that its state keeps, and at the start zeros. The last
+/// inputs become the state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CausalConv {
     /// Layer of the states.
@@ -17,8 +17,9 @@ pub struct CausalConv {
     pub out: View,
 }
 
-/// The gated delta rule, token after token of a sequence. A head of values has a state `S [k_dim, v_dim]`
-/// in f32; `q` and `k` are those of its head of keys, with lengths 1 and `q` divided by `sqrt(k_dim)`:
+/// The gated delta rule, token after token of a sequence. A head of values has a state `S [k_dim,
+/// v_dim]` in f32; `q` and `k` are those of its head of keys, with lengths 1 and `q` divided by
+/// `sqrt(k_dim)`:
 ///
 /// - `S *= exp(rate * softplus(a + bias))`;
 /// - `S += k d^T`, where `d = sigmoid(b) * (v - S^T k)`;
@@ -43,7 +44,8 @@ pub struct DeltaRule {
     pub bias: WeightId,
     /// Heads of keys; each is for as many heads of values.
     pub num_k_heads: usize,
-    /// Whether the heads of values that share a head of keys are `num_k_heads` apart; else they are neighbours.
+    /// Whether the heads of values that share a head of keys are `num_k_heads` apart; else they are
+    /// neighbours.
     pub is_tiled: bool,
     /// As `v`.
     pub out: View,

@@ -77,7 +77,8 @@ fn the_pages_idle_longest_are_forgotten_first_and_of_a_sequence_the_last() {
     assert_eq!((allocator.num_free(), allocator.prefixes.num_idle()), (6, 0));
 }
 
-/// A page that is found is used again: it is idle for less long than the others, and not taken for what comes after it.
+/// A page that is found is used again: it is idle for less long than the others, and not taken for
+/// what comes after it.
 #[test]
 fn a_found_page_is_not_taken_for_other_tokens() {
     let mut allocator = PageAllocator::new(2);
@@ -111,8 +112,8 @@ fn forgotten_pages_stay_with_those_that_hold_them() {
     assert_eq!((allocator.find(&hash(0)), allocator.num_free()), (None, 4));
 }
 
-/// Random growth, truncation, publishing and sharing, compared with a count of the holders of each page, and with what
-/// each page is known for.
+/// Random growth, truncation, publishing and sharing, compared with a count of the holders of each
+/// page, and with what each page is known for.
 #[test]
 fn no_page_is_lost_or_given_twice() {
     const NUM_PAGES: usize = 20;
@@ -159,8 +160,8 @@ fn no_page_is_lost_or_given_twice() {
     assert!(num_found > 1000, "{num_found} pages were found");
 }
 
-/// A sequence has a state from its first page to its last; where all are taken no other begins, and no page can be
-/// found.
+/// A sequence has a state from its first page to its last; where all are taken no other begins, and
+/// no page can be found.
 #[test]
 fn a_state_comes_with_the_first_page_and_goes_with_the_last() {
     let mut allocator = PageAllocator::new(8).with_states(2);

@@ -33,7 +33,8 @@ fn add_with_priority(scheduler: &mut Scheduler, id: u64, prompt_len: usize, prio
     scheduler.add(Sequence::new(RequestId(id), request));
 }
 
-/// Advances a batch as the engine does, with 0 as each generated token; returns the requests that got one.
+/// Advances a batch as the engine does, with 0 as each generated token; returns the requests that
+/// got one.
 fn run(scheduler: &mut Scheduler, batch: &[Entry]) -> Vec<RequestId> {
     let mut tokens_for = Vec::new();
     let mut ended = Vec::new();
@@ -264,11 +265,12 @@ fn what_a_removed_sequence_computed_is_not_found() {
     assert_eq!(got, [0, 0, 2 * PAGE_SIZE, 0].map(Some));
 }
 
-/// What each slot of the cache holds: the tokens up to its position, and whether it was computed as part of a
-/// prompt.
+/// What each slot of the cache holds: the tokens up to its position, and whether it was computed as
+/// part of a prompt.
 type Cache = HashMap<(u32, usize), (Vec<u32>, bool)>;
 
-/// Writes what `batch` computes to `cache`, and checks that every sequence finds its own tokens there.
+/// Writes what `batch` computes to `cache`, and checks that every sequence finds its own tokens
+/// there.
 fn compute(scheduler: &Scheduler, batch: &[Entry], cache: &mut Cache) {
     for entry in batch {
         let sequence = &scheduler.running[entry.index];
@@ -294,8 +296,9 @@ fn compute(scheduler: &Scheduler, batch: &[Entry], cache: &mut Cache) {
     }
 }
 
-/// Random arrivals and cancellations of prompts with common prefixes, over a cache that is too small: no batch is
-/// beyond its bounds, every sequence finds its own keys and values, and every request gets its tokens.
+/// Random arrivals and cancellations of prompts with common prefixes, over a cache that is too
+/// small: no batch is beyond its bounds, every sequence finds its own keys and values, and every
+/// request gets its tokens.
 #[test]
 fn every_request_is_served() {
     let mut num_reused = 0;

@@ -31,7 +31,8 @@ use rayon::prelude::*;
 use std::slice;
 use std::time::Instant;
 
-/// Runs plans on the CPU, computing in f32. The ranks of a world take turns, operation by operation.
+/// Runs plans on the CPU, computing in f32. The ranks of a world take turns, operation by
+/// operation.
 pub struct CpuExecutor {
     ranks: Vec<Rank>,
     prepared: Prepared<Vec<PreparedRank>>,
@@ -459,8 +460,9 @@ impl RankStep<'_> {
     }
 }
 
-/// A linear layer with its fused norm and gates; its rows are rounded to E4M3 where the plan says so. `out` is initialised with the residual, if there is one. Intermediates
-/// of the fusion are rounded to the operand's type, as if they were stored.
+/// A linear layer with its fused norm and gates; its rows are rounded to E4M3 where the plan says
+/// so. `out` is initialised with the residual, if there is one. Intermediates of the fusion are
+/// rounded to the operand's type, as if they were stored.
 fn linear_layer<'a>(
     plan: &Plan,
     op: &Linear,
@@ -512,8 +514,8 @@ fn linear_layer<'a>(
     activation::gate(activation, &gate, &up, largest(operand), out);
 }
 
-/// The bound to which a gate's product is clamped, so that it does not overflow to infinity; types with the exponent of
-/// f32 need none.
+/// The bound to which a gate's product is clamped, so that it does not overflow to infinity; types
+/// with the exponent of f32 need none.
 fn largest(dtype: Dtype) -> f32 {
     if dtype == Dtype::F16 { f16::MAX.to_f32() } else { f32::INFINITY }
 }

@@ -50,7 +50,8 @@ pub fn free_memory(ordinal: usize) -> Result<MemoryInfo, ExecError> {
     })
 }
 
-/// [`memory_budget`](crate::exec::memory_budget) of the first of the devices `cuda:<ordinal>`, one for each rank.
+/// [`memory_budget`](crate::exec::memory_budget) of the first of the devices `cuda:<ordinal>`, one
+/// for each rank.
 pub fn memory_budget(
     ordinals: &[usize],
     options: &GpuOptions,

@@ -98,8 +98,8 @@ pub(super) fn hf_layers(
     types.iter().map(is_delta).collect()
 }
 
-/// What GGUF metadata say of a family that has such layers. Conversion has tiled the heads of values of
-/// the newer ones.
+/// What GGUF metadata say of a family that has such layers. Conversion has tiled the heads of
+/// values of the newer ones.
 pub(super) fn from_gguf(fields: &Fields, family: Family) -> Result<Option<DeltaNet>, ConfigError> {
     const INNER: &str = "ssm.inner_size";
     if !family.has_delta() {

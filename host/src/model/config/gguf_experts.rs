@@ -6,8 +6,8 @@ use crate::plan::Groups;
 
 const COUNT: &str = "expert_count";
 
-/// The experts of a family that has them. llama.cpp knows by the architecture that the scores of the
-/// chosen ones are divided by their sum, but for GLM.
+/// The experts of a family that has them. llama.cpp knows by the architecture that the scores of
+/// the chosen ones are divided by their sum, but for GLM.
 pub(super) fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>, ConfigError> {
     let count = fields.count(COUNT, 0..=*range::NUM_EXPERTS.end())?.filter(|count| *count > 0);
     let num_experts = match (count, family) {

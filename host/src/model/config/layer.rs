@@ -8,8 +8,8 @@ use crate::plan::Groups;
 pub struct LayerConfig {
     /// The sliding window, in positions.
     pub window: Option<usize>,
-    /// Which of [`Config::ropes`](super::Config::ropes) rotates Q and K; a layer without one knows no
-    /// positions.
+    /// Which of [`Config::ropes`](super::Config::ropes) rotates Q and K; a layer without one knows
+    /// no positions.
     pub rope: Option<usize>,
     /// Whether its MLP is a mixture of [experts](super::Config::experts).
     pub has_experts: bool,
@@ -58,7 +58,8 @@ pub struct Experts {
     pub bias: bool,
     /// Elements between gate/up and down of the MLP that every token goes to besides.
     pub shared_intermediate_size: Option<usize>,
-    /// Whether what that one makes of a token is multiplied by the sigmoid of a product with the token.
+    /// Whether what that one makes of a token is multiplied by the sigmoid of a product with the
+    /// token.
     pub shared_gate: bool,
 }
 

@@ -91,8 +91,8 @@ impl Family {
         matches!(self, Family::Gemma2 | Family::Gemma3)
     }
 
-    /// Whether it has layers of Gated DeltaNet, attention with a gate at its output, and a quarter of each
-    /// head that is rotated.
+    /// Whether it has layers of Gated DeltaNet, attention with a gate at its output, and a quarter
+    /// of each head that is rotated.
     fn has_delta(self) -> bool {
         matches!(self, Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe)
     }
@@ -167,7 +167,8 @@ pub struct Config {
     pub logits_softcap: Option<f64>,
     /// By what Q grows with its position, if it does.
     pub query_scaling: Option<QueryScaling>,
-    /// Whether what attention makes of each query head is gated, by as many rows of the projection of Q.
+    /// Whether what attention makes of each query head is gated, by as many rows of the projection
+    /// of Q.
     pub attention_gate: bool,
     /// The layers that have a recurrent state in the place of keys and values.
     pub delta: Option<DeltaNet>,

@@ -89,9 +89,9 @@ impl Planner<'_> {
         self.add(&norm, out, hidden);
     }
 
-    /// Queries, keys, values and the gate of the output; and what becomes beta and the decay. One linear
-    /// layer makes both where all of it is kept in the type of the operands. The second is not kept in
-    /// blocks: it is a hundredth of the layer, and every later token depends on it.
+    /// Queries, keys, values and the gate of the output; and what becomes beta and the decay. One
+    /// linear layer makes both where all of it is kept in the type of the operands. The second is
+    /// not kept in blocks: it is a hundredth of the layer, and every later token depends on it.
     fn delta_inputs(&mut self, layer: usize, delta: &DeltaNet, x: View) -> [View; 2] {
         let label = |what: &str| format!("layers.{layer}.{what}");
         let DeltaNet { num_v_heads, .. } = *delta;

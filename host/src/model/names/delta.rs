@@ -5,18 +5,18 @@ use crate::model::DeltaNet;
 /// Names of such a layer in one kind of checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeltaNames {
-    /// Queries, keys and values stacked, then the gate of the output; where it is one name, all four by
-    /// head of keys. They take `.weight`.
+    /// Queries, keys and values stacked, then the gate of the output; where it is one name, all
+    /// four by head of keys. They take `.weight`.
     pub qkvz: &'static [&'static str],
-    /// What becomes beta and what becomes the decay; where it is one name, both by head of keys. They take
-    /// `.weight`.
+    /// What becomes beta and what becomes the decay; where it is one name, both by head of keys.
+    /// They take `.weight`.
     pub ba: &'static [&'static str],
     /// The convolution; it takes `.weight`.
     pub conv: &'static str,
     /// The whole name of what the decay's rate comes from.
     pub rate: &'static str,
-    /// Whether that is the logarithm of the rate without its sign, and the convolution has a dimension of
-    /// one element in the middle: as transformers saves them.
+    /// Whether that is the logarithm of the rate without its sign, and the convolution has a
+    /// dimension of one element in the middle: as transformers saves them.
     pub is_as_trained: bool,
     /// The whole name of the bias of the decay.
     pub bias: &'static str,

@@ -25,8 +25,8 @@ pub(crate) struct ExpertNames {
     pub shared_gate: &'static str,
 }
 
-/// How the matrices of a layer's experts are stored. `E` are the experts, `n` the rows of an expert's
-/// gate and of its up, `k` their columns.
+/// How the matrices of a layer's experts are stored. `E` are the experts, `n` the rows of an
+/// expert's gate and of its up, `k` their columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpertForm {
     /// A tensor each, whose name comes after this prefix and the expert's number.
@@ -121,8 +121,8 @@ impl ExpertNames {
 }
 
 impl ExpertForm {
-    /// Where `rows` of the `n` rows that expert `expert` of `num_experts` has of gate, or of up, are in
-    /// a tensor with those of all experts.
+    /// Where `rows` of the `n` rows that expert `expert` of `num_experts` has of gate, or of up,
+    /// are in a tensor with those of all experts.
     pub fn rows(
         self,
         rows: &Range<usize>,

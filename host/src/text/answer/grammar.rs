@@ -53,8 +53,8 @@ enum Head<'a> {
 }
 
 impl AnswerFormat {
-    /// Lark of an answer, after its reasoning, that is one call of the tools, or several. `None` if the model's way to
-    /// call is not known.
+    /// Lark of an answer, after its reasoning, that is one call of the tools, or several. `None` if
+    /// the model's way to call is not known.
     pub fn required(&self, calls: RequiredCalls<'_>, tokenizer: &Tokenizer) -> Option<String> {
         let rules = Rules::new(tokenizer);
         if self.is_harmony {
@@ -69,8 +69,8 @@ impl AnswerFormat {
         Some(rules.calls(format, calls, head, ""))
     }
 
-    /// The grammar of the calls of an answer that may have some. `None` if the model's way to call is not known, or
-    /// begins like text.
+    /// The grammar of the calls of an answer that may have some. `None` if the model's way to call
+    /// is not known, or begins like text.
     pub fn optional(
         &self,
         calls: RequiredCalls<'_>,
@@ -96,7 +96,8 @@ impl AnswerFormat {
         Some(OptionalCalls { triggers, is_first, lark: lark(Head::Whole, &lead), begun })
     }
 
-    /// Texts that begin calls and nothing else: the first tag, or all up to the name where text begins with that tag too.
+    /// Texts that begin calls and nothing else: the first tag, or all up to the name where text
+    /// begins with that tag too.
     fn triggers(&self, format: &Calls, tools: &[&Value]) -> Option<Vec<String>> {
         let open = format.open();
         let cue = format.trigger();
@@ -126,7 +127,8 @@ impl AnswerFormat {
     }
 }
 
-/// A text without the character that a trigger begins with: what the token of it may have before it.
+/// A text without the character that a trigger begins with: what the token of it may have before
+/// it.
 fn lead(first: char) -> String {
     format!("/[^\\x{{{:x}}}]{{1,16}}/", u32::from(first))
 }

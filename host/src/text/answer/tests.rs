@@ -142,8 +142,8 @@ fn rendered(
     };
     let prompt = render(std::slice::from_ref(&question), true)?;
     let whole = render(&[question, message], false)?;
-    // A template renders an answer of the past otherwise than it opens a new one: without the reasoning's marks, or
-    // with the close mark only.
+    // A template renders an answer of the past otherwise than it opens a new one: without the
+    // reasoning's marks, or with the close mark only.
     let common = prompt.bytes().zip(whole.bytes()).take_while(|(a, b)| a == b).count();
     let common = (0..=common).rev().find(|&at| whole.is_char_boundary(at))?;
     let common = match whole[..common].rfind('<') {
@@ -257,7 +257,8 @@ fn rendered_calls_are_read() {
                     wrong.push(format!("{name} {number}: {text:?}\n  got {written:?}"));
                 }
             }
-            // The text is a message of its own beside that of the call, or the answer has another head than the prompt.
+            // The text is a message of its own beside that of the call, or the answer has another
+            // head than the prompt.
             let others = [
                 "NVIDIA-Nemotron-Nano-v2",
                 "CohereForAI-c4ai-command-r-plus-tool_use",
@@ -291,8 +292,8 @@ fn calls(answer: &Answer) -> Vec<Call<'_>> {
     calls.map(|((name, arguments), id)| Call { id, name, arguments }).collect()
 }
 
-/// Every format, also those of templates that render no calls: text around calls, one or several, whose arguments have
-/// its own marks.
+/// Every format, also those of templates that render no calls: text around calls, one or several,
+/// whose arguments have its own marks.
 #[test]
 fn written_calls_are_read() {
     let mut rng = ChaCha8Rng::seed_from_u64(8);
@@ -315,7 +316,8 @@ fn written_calls_are_read() {
             for (before, after) in
                 [("", ""), ("I <look> [it] up.", ""), ("So:", "\n\nThat is all.")]
             {
-                // An answer without marks of calls begins with them; one with marks of text has a text before them only.
+                // An answer without marks of calls begins with them; one with marks of text has a
+                // text before them only.
                 if of_calls.is_bare() && !before.is_empty()
                     || !after.is_empty() && (!has_end || !open.is_empty() || !close.is_empty())
                 {

@@ -97,8 +97,8 @@ pub struct ExpertOperands<E> {
     pub out: ExpertOut<E>,
     /// [`ExpertLinear::workspace_bytes`], 256-byte aligned.
     pub workspace: u64,
-    /// Whether the launches just before, of a layer of the same choices and [`ExpertLinear::grouping`],
-    /// have grouped them in the workspace.
+    /// Whether the launches just before, of a layer of the same choices and
+    /// [`ExpertLinear::grouping`], have grouped them in the workspace.
     pub is_grouped: bool,
 }
 
@@ -107,7 +107,8 @@ pub struct ExpertOperands<E> {
 pub enum ExpertOut<E> {
     /// The products, `[max_tokens, top_k * n]`.
     Products(Rows<E>),
-    /// The sums of a token's products, `[max_tokens, n]`, each times its weight, `[max_tokens, top_k]`.
+    /// The sums of a token's products, `[max_tokens, n]`, each times its weight, `[max_tokens,
+    /// top_k]`.
     Sums(Rows<f32>, Rows<E>),
     /// The same in f32.
     SumsF32(Rows<f32>, Rows<f32>),

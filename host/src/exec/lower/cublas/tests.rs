@@ -307,7 +307,8 @@ fn multiply(memory: &mut Memory, gemm: &GemmEx) {
     }
 }
 
-/// NaN where nothing was written: cuBLAS multiplies all rows of the bounds, also those that a step does not have.
+/// NaN where nothing was written: cuBLAS multiplies all rows of the bounds, also those that a step
+/// does not have.
 fn read(memory: &Memory, address: u64, len: usize, dtype: Dtype) -> Vec<f32> {
     let mut bytes = vec![0; len * dtype.block_bytes()];
     memory.read_or_poison(address, &mut bytes).unwrap();

@@ -93,10 +93,10 @@ fn three_of_four_layers_have_a_state() {
 #[test]
 fn what_no_layer_can_have_is_named() {
     for (field, value, wanted) in [
-        ("linear_num_value_heads", json!(24), "`linear_num_value_heads` is 24"),
-        ("linear_conv_kernel_dim", json!(1), "`linear_conv_kernel_dim` is 1"),
-        ("linear_key_head_dim", json!(4096), "`linear_key_head_dim` is 4096"),
-        ("linear_num_key_heads", json!(0), "`linear_num_key_heads` is 0"),
+        ("linear_num_value_heads", json!(24), "linear_num_value_heads` is 24"),
+        ("linear_conv_kernel_dim", json!(1), "linear_conv_kernel_dim` is 1"),
+        ("linear_key_head_dim", json!(4096), "linear_key_head_dim` is 4096"),
+        ("linear_num_key_heads", json!(0), "linear_num_key_heads` is 0"),
         ("layer_types", json!(["full_attention"]), "40 layers are needed"),
         (
             "layer_types",
@@ -138,8 +138,8 @@ fn gguf_has_tiled_heads_but_for_qwen3_next() {
     let next = read_gguf(&gguf_with("qwen3next", &keys(&experts)), &[]);
     assert_eq!(next.delta, Some(DELTA));
     assert_eq!(delta_layers(&next)[..3], [true, false, true]);
-    let error = rejected(&gguf_with("qwen35", &keys(&[("ssm.inner_size", Gguf::U32(4000))])));
-    assert!(error.contains("ssm.inner_size` is 4000: 32 heads of values"), "{error}");
+    let error = rejected(&gguf_with("qwen35", &keys(&[("ssm.inner_size", Gguf::U32(4001))])));
+    assert!(error.contains("ssm.inner_size` is 4001: 32 heads of values"), "{error}");
     let error = rejected(&gguf_with("qwen35", &keys(&[("ssm.group_count", Gguf::U32(5))])));
     assert!(error.contains("a multiple of the 5 heads of keys"), "{error}");
 }

@@ -159,7 +159,8 @@ fn compiled(compiler: &GrammarCompiler, format: &AnswerFormat, lark: &str) -> Gr
     compiler.lark(lark).unwrap_or_else(|e| panic!("{format}\n{e}: {lark}"))
 }
 
-/// The prompts that an answer in `format` may have: with the beginning of its first mark, and without.
+/// The prompts that an answer in `format` may have: with the beginning of its first mark, and
+/// without.
 fn prompts(format: &AnswerFormat) -> Vec<&str> {
     match format.is_harmony {
         true => vec!["<|start|>assistant", ""],

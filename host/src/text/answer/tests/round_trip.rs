@@ -32,8 +32,8 @@ fn answers(marks: &[String]) -> Vec<(&'static str, Answer)> {
     ]
 }
 
-/// Tokens that end an answer with calls, where they are others than those after a text, or something
-/// follows them.
+/// Tokens that end an answer with calls, where they are others than those after a text, or
+/// something follows them.
 const STOPS: [&str; 7] = [
     "<｜end▁of▁sentence｜>",
     "<|eom_id|>",

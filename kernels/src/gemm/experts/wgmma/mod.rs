@@ -87,8 +87,8 @@ impl Stages {
         2 * self.staging_at() + OTHER_BYTES
     }
 
-    // Shared memory, in elements of 16 bits: the weight of all stages, x of all stages, the staging,
-    // and the barriers.
+    // Shared memory, in elements of 16 bits: the weight of all stages, x of all stages, the
+    // staging, and the barriers.
     fn x_at(self) -> u32 {
         self.num * self.weight_rows * BLOCK_K
     }
@@ -168,9 +168,9 @@ impl<E> Layer<E> {
         self.pipeline.init_for(arrivals, NUM_CONSUMERS * 4);
     }
 
-    /// The producer: the rows of x for the block's tiles, in stages up to column `k_end`. Of chunks of
-    /// up to `COPIES` times [`COPY_ROWS`] it copies `mma_rows`. One thread calls `load_weight` with a
-    /// tile, its column, and the stage.
+    /// The producer: the rows of x for the block's tiles, in stages up to column `k_end`. Of chunks
+    /// of up to `COPIES` times [`COPY_ROWS`] it copies `mma_rows`. One thread calls `load_weight`
+    /// with a tile, its column, and the stage.
     ///
     /// # Safety
     /// 1. As the kernel requires; all threads of a warpgroup call this.

@@ -99,9 +99,9 @@ impl<E: Operand16> Layer<E> {
         });
     }
 
-    /// Stores what the warpgroup has staged: `COLUMNS` columns from `first_column` on of the choices
-    /// from `first_row` on, eight columns a thread and row. Half of 64 columns are those of gate and
-    /// up, multiplied.
+    /// Stores what the warpgroup has staged: `COLUMNS` columns from `first_column` on of the
+    /// choices from `first_row` on, eight columns a thread and row. Half of 64 columns are those of
+    /// gate and up, multiplied.
     ///
     /// # Safety
     /// 1. As [`Layer::store`]; the staging is written.
@@ -140,9 +140,8 @@ impl<E: Operand16> Layer<E> {
                     self.out.cast::<u32>().set_vec(at / 2, words);
                 } else {
                     unroll!(i in 0..8, {
-                        let [lo, hi] = E::unpack(words[i / 2]);
+                        let value = E::unpack(words[i / 2])[i % 2];
                         if column + (i as u32) < self.n {
-                            let value = if i % 2 == 0 { lo } else { hi };
                             self.out.set(at + i, E::from_f32(value));
                         }
                     });

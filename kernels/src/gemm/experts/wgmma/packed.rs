@@ -73,8 +73,8 @@ impl Layer<f16> {
         unsafe { WarpUnits::new(at, 0, 1) }
     }
 
-    /// A warpgroup's part of a tile whose first stage is `slot`; moves that on to the next tile's, and
-    /// `units` to those of the tile `next`.
+    /// A warpgroup's part of a tile whose first stage is `slot`; moves that on to the next tile's,
+    /// and `units` to those of the tile `next`.
     ///
     /// # Safety
     /// 1. As the kernel requires; all consumers call this for the producer's tiles; `units` are the

@@ -111,8 +111,8 @@ impl Format for IQ4XS {
     }
 }
 
-/// Blocks of 32 elements in MXFP4: `2^(exponent - 127) * level`, in E2M1 (sign, two bits of exponent,
-/// one of mantissa).
+/// Blocks of 32 elements in MXFP4: `2^(exponent - 127) * level`, in E2M1 (sign, two bits of
+/// exponent, one of mantissa).
 pub struct MXFP4;
 
 impl Format for MXFP4 {

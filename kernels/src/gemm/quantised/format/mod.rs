@@ -184,8 +184,8 @@ pub trait Format {
     /// A fragment of A: the lane's quants in step `step` of a unit.
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4];
 
-    /// A fragment of A: the mins of the lane's rows, where they are integers. Columns 0 to 7 are the
-    /// groups, columns 8 to 15 again, divided by [`MEAN_REST`].
+    /// A fragment of A: the mins of the lane's rows, where they are integers. Columns 0 to 7 are
+    /// the groups, columns 8 to 15 again, divided by [`MEAN_REST`].
     #[inline(always)]
     fn min_fragment(_: &Self::Scales) -> [u32; 4] {
         [0; 4]

@@ -115,7 +115,8 @@ pub fn fragment<F: Format>(
     elements
 }
 
-/// Whether there are registers for the constants of [`half_elements`]: on sm_80 kernels would spill.
+/// Whether there are registers for the constants of [`half_elements`]: on sm_80 kernels would
+/// spill.
 const HAS_REGISTERS: bool = cfg!(any(not(target_arch = "nvptx64"), target_feature = "sm_90a"));
 
 /// Two quants of a row with [`Format::OFFSET`], times the integer scale if there is one: exactly.
