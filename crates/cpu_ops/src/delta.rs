@@ -25,7 +25,7 @@ struct Layer {
 #[derive(Clone, Copy)]
 struct Seq {
     slot: usize,
-    /// Its first row, and how many there are.
+    /// The first row, and how many there are.
     first: usize,
     len: usize,
     /// Whether it begins with zeros.

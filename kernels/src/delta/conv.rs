@@ -32,7 +32,7 @@ type Vector = [f32; VEC_ELEMS as usize];
 /// A sequence, and where it is in the step.
 #[derive(Clone, Copy)]
 struct Seq {
-    /// Its first row, and the number of its rows.
+    /// The first row, and the number of rows.
     first: u32,
     len: u32,
     slot: u32,

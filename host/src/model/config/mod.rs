@@ -195,7 +195,7 @@ impl Config {
         self.layers.iter().any(|layer| !layer.has_experts)
     }
 
-    /// Of the first `num_layers` those of Gated DeltaNet.
+    /// Layers of Gated DeltaNet among the first `num_layers`.
     pub fn num_delta_layers(&self, num_layers: usize) -> usize {
         self.layers[..num_layers].iter().filter(|layer| layer.is_delta).count()
     }

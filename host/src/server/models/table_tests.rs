@@ -16,7 +16,7 @@ struct Script {
     next: Ticket,
     /// Loads and unloads that the script ends by itself.
     is_slow: bool,
-    /// Of the loads that go on.
+    /// Switches of the loads that go on.
     cancels: BTreeMap<&'static str, Cancel>,
     log: Vec<String>,
 }
