@@ -177,9 +177,9 @@ pub unsafe fn causal_conv<E: Number>(
 /// # Safety
 /// 1. `num_seqs` is one element; `cu_seqlens_q`, `kv_lens` and `slots` are those of a step of so many
 ///    sequences, which have slots of their own.
-/// 2. As [`causal_conv`]; no other kernel reads or writes the state at the same time. If `decodes` is
-///    not 0, each sequence has one token.
-/// 3. As [`causal_conv`].
+/// 2. As [`causal_conv`](causal_conv()); no other kernel reads or writes the state at the same time.
+///    If `decodes` is not 0, each sequence has one token.
+/// 3. As [`causal_conv`](causal_conv()).
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     overlaps,

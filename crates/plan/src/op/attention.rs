@@ -2,7 +2,7 @@
 
 use crate::{ConstantId, View, WeightId};
 
-/// RMSNorm of each head of Q and of K, in place: two [`Op::RmsNorm`].
+/// RMSNorm of each head of Q and of K, in place: two [`Op::RmsNorm`](crate::Op::RmsNorm).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNorm {
     /// `[head_dim]`.
@@ -13,7 +13,8 @@ pub struct QkNorm {
     pub eps: f32,
 }
 
-/// [`QkNorm`], if there is one, [`Op::Rope`] of `q` and `k`, then [`Op::KvAppend`] of `k` and `v`,
+/// [`QkNorm`], if there is one, [`Op::Rope`](crate::Op::Rope) of `q` and `k`, then
+/// [`Op::KvAppend`](crate::Op::KvAppend) of `k` and `v`,
 /// to the same bits; but the rotated `k` goes to the cache alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeAppend {
