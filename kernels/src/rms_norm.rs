@@ -1,5 +1,5 @@
 //! RMSNorm over groups: `out[t, g, i] = x[t, g, i] * weight[i] * rsqrt(mean_i(x[t, g, i]^2) +
-//! eps)`.
+//! eps)`, or what is there plus that.
 //!
 //! Shapes    x, out `[num_rows, num_groups * group_size]` with row strides, out may be x; weight
 //!           `[group_size]` f32; x and out are f32 or of 16 bits, out no wider.
@@ -106,7 +106,7 @@ pub(crate) fn scaled(weighted: Vector, scale: f32) -> Vector {
 /// # Safety
 /// 1. `num_rows` is one element; `x` and `out` hold that many rows of `num_groups * group_size`
 ///    elements `X` and `Y` at their strides; `weight` holds `group_size` elements.
-/// 2. `out` is `x`, or they do not overlap.
+/// 2. `out` is `x`, or they do not overlap. If `adds` is not 0, `out` holds numbers.
 /// 3. If `aligned` is not 0, each group is 16-byte aligned in `x` and in `out`, and so is `weight`.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
@@ -134,6 +134,7 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
     weight: Global<f32>,
     out: GlobalMut<()>,
     out_stride: u32,
+    adds: u32,
     aligned: u32,
 ) {
     let (group, first_segment, step) = if PER_WARP {
@@ -192,7 +193,14 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
         let mut segment = first_segment;
         while segment * SEGMENT_ELEMS < group_size {
             let (values, weights) = (columns(segment).load(x), columns(segment).load(weight));
-            columns(segment).store(out, scaled(weighted(values, weights), scale));
+            let mut values = scaled(weighted(values, weights), scale);
+            if adds != 0 {
+                let terms = columns(segment).load(out.as_global());
+                for i in 0..VEC_ELEMS as usize {
+                    values[i] += terms[i];
+                }
+            }
+            columns(segment).store(out, values);
             segment += step;
         }
     }
@@ -243,6 +251,31 @@ mod launcher {
             weight: DevicePtr<f32>,
             out: Rows<Y>,
         ) -> Result<Option<Launch>, LaunchError> {
+            self.launch_to(num_rows, x, weight, out, false)
+        }
+
+        /// [`RmsNorm::launch`] whose results are added to what `out` holds; `out` is not `x`.
+        ///
+        /// # Errors
+        /// As [`RmsNorm::launch`].
+        pub fn launch_add(
+            &self,
+            num_rows: DevicePtr<u32>,
+            x: Rows<f32>,
+            weight: DevicePtr<f32>,
+            out: Rows<f32>,
+        ) -> Result<Option<Launch>, LaunchError> {
+            self.launch_to(num_rows, x, weight, out, true)
+        }
+
+        fn launch_to<X: Number, Y: NarrowedFrom<X>>(
+            &self,
+            num_rows: DevicePtr<u32>,
+            x: Rows<X>,
+            weight: DevicePtr<f32>,
+            out: Rows<Y>,
+            adds: bool,
+        ) -> Result<Option<Launch>, LaunchError> {
             if self.group_size > MAX_GROUP {
                 let (value, expected) = (self.group_size, "at most 3145728");
                 return Err(LaunchError::Shape { what: "group_size", value, expected });
@@ -271,6 +304,7 @@ mod launcher {
                     weight,
                     out: out.untyped_ptr(),
                     out_stride,
+                    adds: adds.into(),
                     aligned: aligned.into(),
                 }
                 .launch(instance(Y::NARROWING, per_warp), geometry)

@@ -1,5 +1,5 @@
 //! A gate of what a branch has made: `out[t, i] = sigmoid(gate[t, i]) * x[t, i]`, or of a whole row,
-//! `sigmoid(gate[t, 0]) * x[t, i]`.
+//! `sigmoid(gate[t, 0]) * x[t, i]`; or what is there plus that.
 //!
 //! Shapes    x, out `[num_rows, width]`, gate that or `[num_rows, 1]`, with row strides, all f32, f16
 //!           or bf16; out may be x.
@@ -28,7 +28,7 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
 /// # Safety
 /// 1. `num_rows` is one element; `x` and `out` hold that many rows of `width` elements `E` at their
 ///    strides, `gate` as many or, if `is_of_rows` is not 0, one.
-/// 2. `out` is `x` or overlaps neither.
+/// 2. `out` is `x` or overlaps neither. If `adds` is not 0, `out` is not `x`, and holds numbers.
 /// 3. If `aligned` is not 0, all rows are 16-byte aligned, but those of a gate of rows.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
@@ -45,6 +45,7 @@ pub unsafe fn sigmoid_gate<E: Number>(
     x_stride: u32,
     out: GlobalMut<()>,
     out_stride: u32,
+    adds: u32,
     aligned: u32,
 ) {
     let row = thread::block_idx_x();
@@ -69,7 +70,14 @@ pub unsafe fn sigmoid_gate<E: Number>(
         for i in 0..VEC_ELEMS as usize {
             values[i] *= sigmoid(gates[i]);
         }
-        columns.store(out.cast::<E>().add(start(out_stride)), values);
+        let out = out.cast::<E>().add(start(out_stride));
+        if adds != 0 {
+            let terms = columns.load(out.as_global());
+            for i in 0..VEC_ELEMS as usize {
+                values[i] += terms[i];
+            }
+        }
+        columns.store(out, values);
     }
 }
 
@@ -94,6 +102,8 @@ mod launcher {
         pub width: usize,
         /// Whether a row has one gate, and not each of its columns.
         pub is_of_rows: bool,
+        /// Whether the results are added to what `out` holds, which is not `x` then.
+        pub adds: bool,
     }
 
     impl SigmoidGate {
@@ -129,6 +139,7 @@ mod launcher {
                     x_stride,
                     out: out.untyped_ptr(),
                     out_stride,
+                    adds: self.adds.into(),
                     aligned: aligned.into(),
                 }
                 .launch(instance, geometry)

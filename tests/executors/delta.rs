@@ -175,7 +175,7 @@ fn gate_matches_oracle(backend: Backend, precision: Precision, by_rows: bool) ->
     let gates = gates.rounded(precision);
     let build = |setup: &mut Setup| {
         let (x, gate) = (setup.input("x", &x), setup.input("gate", &gates));
-        setup.plan.op(Op::SigmoidGate { gate, x, out: x });
+        setup.plan.op(Op::SigmoidGate { gate, x, out: x, adds: false });
         x
     };
     let gated = |(i, &x): (usize, &f32)| {

@@ -74,6 +74,11 @@ impl<'a> Interpreter<'a> {
                 let data = norm(self.read(x), self.weight(weight), eps);
                 self.write(out, &data);
             }
+            Op::NormAdd { x, weight, eps, residual } => {
+                let normed = norm(self.read(x), self.weight(weight), eps).into_iter();
+                let sums = normed.zip(self.read(residual)).map(|(x, residual)| x + residual);
+                self.write(residual, &sums.collect::<Vec<f32>>());
+            }
             Op::Linear(linear) => {
                 let data = self.linear(&linear);
                 self.write(linear.out, &data);
@@ -137,10 +142,12 @@ impl<'a> Interpreter<'a> {
                 self.write(x, &data.collect::<Vec<f32>>());
             }
             Op::AllReduce(_) | Op::AllGather { .. } => panic!("{op:?} of one device"),
-            Op::SigmoidGate { gate, x, out } => {
+            Op::SigmoidGate { gate, x, out, adds } => {
                 let (gates, shared) = (self.read(gate), x.width / gate.width);
                 let gate = |i: usize| 1.0 / (1.0 + (-gates[i / shared]).exp());
-                let data = self.read(x).into_iter().enumerate().map(|(i, x)| x * gate(i));
+                let terms = if adds { self.read(out) } else { vec![0.0; self.read(x).len()] };
+                let data = self.read(x).into_iter().zip(terms).enumerate();
+                let data = data.map(|(i, (x, term))| x * gate(i) + term);
                 self.write(out, &data.collect::<Vec<f32>>());
             }
             Op::CausalConv(CausalConv { x, weight, out, .. }) => {

@@ -156,10 +156,13 @@ impl Plan {
             | Op::AttentionValues(_)
             | Op::Sample { .. } => {}
             Op::RmsNorm { x, .. } => cost.flops = NORM_FLOPS * self.view_elems(*x, shape),
+            Op::NormAdd { x, .. } => cost.flops = (NORM_FLOPS + 1) * self.view_elems(*x, shape),
             Op::Rope { x, .. } => cost.flops = ROPE_FLOPS * self.view_elems(*x, shape),
             Op::RopeAppend(_) | Op::Attention(_) | Op::AppendAttention(_) => {}
             Op::Gate { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
-            Op::SigmoidGate { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
+            Op::SigmoidGate { out, adds, .. } => {
+                cost.flops = (GATE_FLOPS + usize::from(*adds)) * self.view_elems(*out, shape);
+            }
             Op::CausalConv(CausalConv { weight, out, .. }) => {
                 let [state, _] = self.state_bytes(shape);
                 cost.read_bytes += state;

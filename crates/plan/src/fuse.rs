@@ -8,6 +8,8 @@
 //! | gate | linear layer | [`Linear::gate_before`]: the operand |
 //! | two linear layers of experts | their gate | [`ExpertLinear::gate`]: gate and up |
 //! | linear layer to f32 | residual added to it | [`Linear::residual`]: the output before it |
+//! | norm of f32 rows, in place | residual added to them | [`Op::NormAdd`]: the normed rows |
+//! | gate of f32 rows by their sigmoids, in place | residual added to them | [`Op::SigmoidGate`]: the gated rows |
 //! | sums of experts in f32 | residual added to them | [`ExpertLinear::residual`]: the sums |
 //! | all-reduce | residual that the sum is added to, and its norm | [`AllReduce`]: the sum |
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
@@ -85,6 +87,22 @@ impl Pass<'_> {
                 if residual && linear.out == x =>
             {
                 self.linear_residual(linear, to, out, index)
+            }
+            (
+                &Op::RmsNorm { x, weight, out: normed, eps },
+                &Op::Add { x: term, residual: to, out },
+            ) if residual && [normed, term] == [x; 2] && to == out => {
+                let fits = self.plan.dtype(x) == Dtype::F32 && self.ends(x, index);
+                fits.then_some(Op::NormAdd { x, weight, eps, residual: to })
+            }
+            (
+                &Op::SigmoidGate { gate, x, out: gated, adds: false },
+                &Op::Add { x: term, residual: to, out },
+            ) if residual && [gated, term] == [x; 2] && to == out => {
+                let fits = self.plan.dtype(x) == Dtype::F32
+                    && gate.tensor != to.tensor
+                    && self.ends(x, index);
+                fits.then_some(Op::SigmoidGate { gate, x, out, adds: true })
             }
             (&Op::ExpertLinear(experts), &Op::Add { x, residual: to, out })
                 if residual && experts.out == x =>
@@ -285,8 +303,8 @@ impl Pass<'_> {
         later.any(|read| read.overlaps(view))
     }
 
-    /// Whether what reads `residual` after operation `index`, if anything does, is the addition of a sum over ranks, which
-    /// becomes part of that.
+    /// Whether what reads `residual` after operation `index`, if anything does, is the addition of
+    /// a sum over ranks, which becomes part of that.
     fn is_summed_next(&self, residual: View, index: usize) -> bool {
         let reads = |op: &Op| op.reads().into_iter().any(|read| read.overlaps(residual));
         let ops = &self.plan.ops;

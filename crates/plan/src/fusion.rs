@@ -13,7 +13,7 @@ pub struct Fusion {
     pub gemm_swiglu: bool,
     /// RoPE of Q and K with the append of K and V, and both with the attention of a decode step.
     pub rope_append: bool,
-    /// The residual as the epilogue of the linear layer that is added to it.
+    /// The residual as the epilogue of the linear layer, norm or gate that is added to it.
     pub residual: bool,
     /// RMSNorm of the heads of Q and K with their RoPE and append, where those are fused.
     pub qk_norm: bool,

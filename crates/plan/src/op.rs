@@ -41,6 +41,17 @@ pub enum Op {
         /// Added to the mean of squares.
         eps: f32,
     },
+    /// `residual += norm(x)`: [`Op::RmsNorm`], then [`Op::Add`], to the same bits.
+    NormAdd {
+        /// `[rows, num_groups * weight.cols]` f32.
+        x: View,
+        /// `[weight.cols]`.
+        weight: WeightId,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// As `x`.
+        residual: View,
+    },
     /// A linear layer, and what may be fused with it.
     Linear(Linear),
     /// Which experts a token goes to, and how much each of them counts.
@@ -106,6 +117,8 @@ pub enum Op {
         x: View,
         /// As `x`.
         out: View,
+        /// Whether it is added to what `out` holds: with [`Op::Add`], to the same bits.
+        adds: bool,
     },
     /// `out = x + residual`. `out` may be `residual`.
     Add {
@@ -337,6 +350,7 @@ impl Op {
             Op::Embedding { .. } => "embedding",
             Op::Cast { .. } => "cast",
             Op::RmsNorm { .. } => "rms_norm",
+            Op::NormAdd { .. } => "norm_add",
             Op::Linear(Linear { gate_before: Some((activation, _)), .. }) => {
                 activation.gate_linear_name()
             }
@@ -360,7 +374,8 @@ impl Op {
             Op::AttentionSoftmax(_) => "attention_softmax",
             Op::AttentionValues(_) => "attention_values",
             Op::Gate { activation, .. } => activation.gate_name(),
-            Op::SigmoidGate { .. } => "sigmoid_gate",
+            Op::SigmoidGate { adds: false, .. } => "sigmoid_gate",
+            Op::SigmoidGate { .. } => "sigmoid_gate_add",
             Op::Add { .. } => "add",
             Op::AllReduce(AllReduce { residual: None, .. }) => "all_reduce",
             Op::AllReduce(AllReduce { norm: None, .. }) => "all_reduce_add",
@@ -415,8 +430,10 @@ impl Op {
             Op::AttentionValues(op) => vec![op.probabilities],
             Op::DeltaRule(DeltaRule { q, k, v, gates, .. }) => vec![q, k, v, gates],
             Op::Gate { gate, up, .. } => vec![gate, up],
-            Op::SigmoidGate { gate, x, .. } => vec![gate, x],
-            Op::Add { x, residual, .. } => vec![x, residual],
+            Op::SigmoidGate { gate, x, out, adds } => {
+                [gate, x].into_iter().chain(adds.then_some(out)).collect()
+            }
+            Op::NormAdd { x, residual, .. } | Op::Add { x, residual, .. } => vec![x, residual],
         }
     }
 
@@ -441,6 +458,7 @@ impl Op {
                 vec![out]
             }
             Op::Rope { x, .. } | Op::Softcap { x, .. } => vec![x],
+            Op::NormAdd { residual, .. } => vec![residual],
             Op::Route(Route { router, logits, experts, weights, .. }) => {
                 let of_router = router.map(|router| [router.normed, logits]);
                 of_router.into_iter().flatten().chain([experts, weights]).collect()
@@ -487,6 +505,7 @@ impl Op {
             Op::DeltaRule(DeltaRule { rate, bias, .. }) => vec![rate, bias],
             Op::CausalConv(CausalConv { weight, .. })
             | Op::RmsNorm { weight, .. }
+            | Op::NormAdd { weight, .. }
             | Op::AllReduce(AllReduce { norm: Some((Norm { weight, .. }, _)), .. }) => {
                 vec![weight]
             }

@@ -19,7 +19,9 @@ impl Plan {
             Op::Linear(linear) if linear.out == self.output => "logits",
             Op::Linear(linear) => &self.weight(linear.weight).name,
             Op::ExpertLinear(linear) => &self.weight(linear.weight).name,
-            Op::Add { x, .. } => &self.tensor(x.tensor).name,
+            Op::NormAdd { x, .. } | Op::SigmoidGate { x, adds: true, .. } | Op::Add { x, .. } => {
+                &self.tensor(x.tensor).name
+            }
             _ => {
                 let view = op.writes().into_iter().chain(op.reads()).next();
                 let view = view.expect("an operation reads or writes an activation");

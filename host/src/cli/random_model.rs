@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for
 /// what is around a model. Each with its real `config.json`, except for the weights' type and the
 /// context of Llama's, which are measured in longer ones.
-const MODELS: [(&str, &str); 18] = [
+const MODELS: [(&str, &str); 19] = [
     ("tiny", include_str!("random_model/tiny.json")),
     ("qwen2.5-0.5b", include_str!("random_model/qwen2.5-0.5b.json")),
     ("qwen2.5-7b", include_str!("random_model/qwen2.5-7b.json")),
@@ -26,6 +26,7 @@ const MODELS: [(&str, &str); 18] = [
     ("gemma-3-4b", include_str!("random_model/gemma-3-4b.json")),
     ("qwen3-30b-a3b", include_str!("random_model/qwen3-30b-a3b.json")),
     ("qwen3.5-9b", include_str!("random_model/qwen3.5-9b.json")),
+    ("qwen3.5-27b", include_str!("random_model/qwen3.5-27b.json")),
     ("qwen3.5-35b-a3b", include_str!("random_model/qwen3.5-35b-a3b.json")),
     ("gpt-oss-20b", include_str!("random_model/gpt-oss-20b.json")),
     ("gpt-oss-120b", include_str!("random_model/gpt-oss-120b.json")),
@@ -80,7 +81,7 @@ mod tests {
     /// model card.
     #[test]
     fn shapes_have_the_real_number_of_parameters() {
-        let counts: [usize; 18] = MODELS.map(|(_, json)| {
+        let counts: [usize; 19] = MODELS.map(|(_, json)| {
             let tensors = random_tensors(&config(json), None);
             tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
         });
@@ -102,6 +103,7 @@ mod tests {
             30_532_122_624,
             // Without the parts for images and for several tokens at once, by the layers' shapes.
             8_953_803_264,
+            26_895_998_464,
             34_660_610_688,
             20_914_757_184,
             116_829_156_672,

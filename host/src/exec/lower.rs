@@ -156,6 +156,7 @@ pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
             cublas::product_bytes(plan, op, gemm).max(own)
         }
         Op::ExpertLinear(op) => experts::workspace_bytes(plan, op),
+        Op::DeltaRule(op) => delta::workspace_bytes(plan, op),
         Op::Sample { x, .. } => sample(plan, *x).scratch_bytes(),
         _ => 0,
     };
@@ -336,10 +337,12 @@ impl<'a> Lowering<'a> {
                 )
             }
             Op::Cast { x, out } => self.stored_sum::<f32, E>(x, None, out)?,
+            Op::NormAdd { x, weight, eps, residual } => {
+                let (norm, weight) = (self.norm(x, weight, eps), self.weight(weight)?);
+                norm.launch_add(self.num_rows(x), self.view(x)?, weight, self.view(residual)?)
+            }
             Op::RmsNorm { x, weight, out, eps } => {
-                let group_size = self.plan.weight(weight).cols;
-                let num_groups = x.width / group_size;
-                let norm = RmsNorm { max_rows: self.max_rows(x), num_groups, group_size, eps };
+                let norm = self.norm(x, weight, eps);
                 let (num_rows, weight) = (self.num_rows(x), self.weight(weight)?);
                 match [x, out].map(|view| self.plan.dtype(view)) {
                     [Dtype::F32, Dtype::F32] => {
@@ -403,9 +406,11 @@ impl<'a> Lowering<'a> {
                 let (max_rows, width) = (self.max_rows(x), x.width);
                 SoftcapRows { max_rows, width, cap }.launch(self.num_rows(x), self.view(x)?)
             }
-            Op::SigmoidGate { gate, x, out } => self.sigmoid_gate::<E>(gate, x, out)?,
+            Op::SigmoidGate { gate, x, out, adds } => {
+                self.sigmoid_gate::<E>([gate, x], out, adds)?
+            }
             Op::CausalConv(ref conv) => return self.causal_conv::<E>(conv)?.map_err(unsupported),
-            Op::DeltaRule(ref rule) => self.delta_rule::<E>(rule)?,
+            Op::DeltaRule(ref rule) => return self.delta_rule::<E>(rule)?.map_err(unsupported),
             Op::AllReduce(ref op) => return E::all_reduce(self, op),
             Op::AllGather { x, first_column, out } => self.all_gather(x, first_column, out)?,
             Op::Sample { x, out } => {
@@ -448,6 +453,13 @@ impl<'a> Lowering<'a> {
             }
         };
         Ok(launched.map_err(unsupported)?.into_iter().collect())
+    }
+
+    /// The launcher of a norm of `x`.
+    fn norm(&self, x: View, weight: WeightId, eps: f32) -> RmsNorm {
+        let group_size = self.plan.weight(weight).cols;
+        let num_groups = x.width / group_size;
+        RmsNorm { max_rows: self.max_rows(x), num_groups, group_size, eps }
     }
 
     /// `out = x (+ residual)`.

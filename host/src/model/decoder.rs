@@ -226,7 +226,7 @@ impl Planner<'_> {
         }
         if config.attention_gate {
             let gate = qkv.columns(q_width + 2 * num_kv_heads * head_dim, q_width);
-            self.builder.op(Op::SigmoidGate { gate, x: out, out });
+            self.builder.op(Op::SigmoidGate { gate, x: out, out, adds: false });
         }
         let projection = part(names.in_layer(layer, names.attention_out), hidden.width);
         let of = (self.shares.heads.start * head_dim, config.num_heads * head_dim);

@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use super::QuantizeError;
-use super::source::{Data, Source, Tensor};
+use super::source::{Data, Source, Tensor, Tiles};
 use crate::loaded::Model;
 use crate::model::{
-    Config, ExpertScores, Experts, Family, LayerConfig, Names, Rope, RopeScaling,
+    Config, DeltaNet, ExpertScores, Experts, Family, LayerConfig, Names, Rope, RopeScaling,
     yarn_attention_factor,
 };
 use crate::text::gguf_tokenizer;
@@ -25,6 +25,9 @@ pub(super) fn source<'a>(
     let config = model.config();
     if model.decoder().has_joined_experts() {
         return Err(QuantizeError::NoKey("experts whose gate and up are one tensor"));
+    }
+    if config.family == Family::Qwen3Next {
+        return Err(QuantizeError::NotWritten("layers of Gated DeltaNet by head of keys"));
     }
     let mut metadata = Metadata(keys(config)?.into_iter().collect());
     let mut put = |key: &str, value| metadata.0.insert(key.to_owned(), value);
@@ -70,9 +73,6 @@ fn architecture(family: Family) -> &'static str {
 
 /// The metadata that follows from the configuration.
 pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeError> {
-    if config.delta.is_some() {
-        return Err(QuantizeError::NotWritten("layers of Gated DeltaNet"));
-    }
     let known = match config.family {
         Family::GptOss => Activation::SwigluOai,
         Family::Gemma2 | Family::Gemma3 => Activation::GeluTanh,
@@ -87,7 +87,7 @@ pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeErro
     for (key, value) in sizes(config) {
         put(key, value);
     }
-    let others = [windows(config)?, experts(config)?, factors(config)];
+    let others = [windows(config)?, experts(config)?, factors(config), delta(config)];
     for (key, value) in others.into_iter().flatten() {
         put(key, value);
     }
@@ -118,6 +118,50 @@ fn sizes(config: &Config) -> Vec<(&'static str, Value)> {
     counts.map(|(key, count)| (key, u32_value(count))).into_iter().chain([eps]).collect()
 }
 
+/// Layers of Gated DeltaNet, and which ones they are.
+fn delta(config: &Config) -> Vec<(&'static str, Value)> {
+    let Some(delta) = config.delta else { return Vec::new() };
+    let is_delta = || config.layers.iter().map(|layer| layer.is_delta);
+    let interval = is_delta().take_while(|&is_delta| is_delta).count() + 1;
+    let is_periodic =
+        is_delta().enumerate().all(|(layer, is_delta)| is_delta == ((layer + 1) % interval != 0));
+    let layers = match is_periodic {
+        true => ("full_attention_interval", u32_value(interval)),
+        false => {
+            let flags = is_delta().map(Value::Bool).collect();
+            ("attention.recurrent_layers", Value::Array(flags))
+        }
+    };
+    vec![
+        ("ssm.conv_kernel", u32_value(delta.conv_kernel)),
+        ("ssm.state_size", u32_value(delta.k_head_dim)),
+        ("ssm.group_count", u32_value(delta.num_k_heads)),
+        ("ssm.time_step_rank", u32_value(delta.num_v_heads)),
+        ("ssm.inner_size", u32_value(delta.v_width())),
+        layers,
+    ]
+}
+
+/// What becomes of a tensor of a layer of Gated DeltaNet whose heads of values GGUF tiles.
+fn delta_data<'a>(name: &str, entry: TensorEntry<'a>, delta: &DeltaNet) -> Option<Data<'a>> {
+    let DeltaNet { num_k_heads, num_v_heads, v_head_dim, .. } = *delta;
+    let tiles = |first, block| {
+        let heads = [num_k_heads, num_v_heads / num_k_heads];
+        Tiles { first, heads, block, by_columns: false }
+    };
+    let (tiles, is_rate) = match name.split('.').nth(2)? {
+        "attn_qkv" | "ssm_conv1d" => (tiles(2 * delta.k_width(), v_head_dim), false),
+        "attn_gate" => (tiles(0, v_head_dim), false),
+        "ssm_beta" | "ssm_alpha" | "ssm_dt" => (tiles(0, 1), false),
+        "ssm_a" => (tiles(0, 1), true),
+        "ssm_out" => (Tiles { by_columns: true, ..tiles(0, v_head_dim) }, false),
+        // It has no offset, unlike the other norms.
+        "ssm_norm" => return Some(Data::Stored(entry)),
+        _ => return None,
+    };
+    Some(Data::Tiled(entry, tiles, is_rate))
+}
+
 fn experts(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
     let Some(experts) = config.experts else { return Ok(Vec::new()) };
     if !experts.normalise && experts.scores == ExpertScores::Softmax {
@@ -134,6 +178,8 @@ fn expert_keys(config: &Config, experts: &Experts) -> Vec<(&'static str, Value)>
     if config.family != Family::Mixtral {
         keys.push(("expert_feed_forward_length", u32_value(experts.intermediate_size)));
     }
+    let shared = experts.shared_intermediate_size.filter(|_| config.family != Family::Glm4Moe);
+    keys.extend(shared.map(|shared| ("expert_shared_feed_forward_length", u32_value(shared))));
     if let (Family::Glm4Moe, ExpertScores::Sigmoid { groups }) = (config.family, experts.scores) {
         let dense = config.layers.iter().take_while(|layer| !layer.has_experts).count();
         let num_shared = experts.shared_intermediate_size.unwrap_or(0) / experts.intermediate_size;
@@ -227,7 +273,7 @@ fn full_rope(config: &Config) -> Result<&Rope, QuantizeError> {
 fn check_rotated_layers(config: &Config) -> Result<(), QuantizeError> {
     let is_smollm3 = config.family == Family::SmolLm3;
     let rotates = |(index, layer): (usize, &LayerConfig)| {
-        layer.rope.is_some() != (is_smollm3 && index % 4 == 3)
+        layer.is_delta || layer.rope.is_some() != (is_smollm3 && index % 4 == 3)
     };
     match config.layers.iter().enumerate().all(rotates) {
         true => Ok(()),
@@ -337,13 +383,20 @@ fn tensors(model: &Model) -> Vec<Tensor<'_>> {
             let shape = [&[entries.len()], entries[0].shape].concat();
             return Some(Tensor { name, shape, data: Data::Experts(entries) });
         };
+        let of_delta = config.delta.and_then(|delta| delta_data(&name, entry, &delta));
+        // The convolution has a dimension of one element in the middle.
+        let shape = match name.ends_with("ssm_conv1d.weight") {
+            true => vec![entry.shape[0], entry.shape[entry.shape.len() - 1]],
+            false => entry.shape.to_vec(),
+        };
         let data = match name.split('.').nth(2) {
+            _ if of_delta.is_some() => of_delta.expect("of such a layer"),
             Some("attn_q") if to.interleaved_rope => Data::Heads(entry, config.num_heads),
             Some("attn_k") if to.interleaved_rope => Data::Heads(entry, config.num_kv_heads),
             _ if name.ends_with("norm.weight") && offset != 0.0 => Data::Added(entry, offset),
             _ => Data::Stored(entry),
         };
-        Some(Tensor { name, shape: entry.shape.to_vec(), data })
+        Some(Tensor { name, shape, data })
     });
     tensors.collect()
 }

@@ -1,7 +1,7 @@
 //! Checkpoints of random weights in the shapes of a configuration, to measure speed and memory where the real ones are not.
 //!
-//! Matrices and biases are normal with standard deviation 0.02 (transformers' `initializer_range`), norms are 1; the same on
-//! every machine. Tensors are made of random runs of one pool of values: nothing else is encoded, so that gigabytes take
+//! Matrices and biases are normal with standard deviation 0.02 (transformers' `initializer_range`), norms are 1, rates of a
+//! decay -1; the same on every machine. Tensors are made of random runs of one pool of values: nothing else is encoded, so that gigabytes take
 //! seconds.
 
 use std::io::Write;
@@ -100,9 +100,14 @@ impl Pool {
     /// The elements of a tensor, as its type stores them.
     fn tensor(&mut self, tensor: &TensorDescription, seed: usize) -> Result<Vec<u8>, EncodeError> {
         let TensorDescription { name, dtype, .. } = tensor;
-        if name.contains("norm") {
-            let ones = vec![1.0; tensor.shape.iter().product()];
-            return encode_rows(name, &ones, ones.len(), None, *dtype);
+        // A norm of ones; the rate of a decay in GGUF is below 0.
+        let constant = match name.ends_with(".ssm_a") {
+            true => Some(-1.0),
+            false => name.contains("norm").then_some(1.0),
+        };
+        if let Some(value) = constant {
+            let values = vec![value; tensor.shape.iter().product()];
+            return encode_rows(name, &values, values.len(), None, *dtype);
         }
         let known = self.encoded.iter().position(|(encoded, _)| encoded == dtype);
         let index = known.unwrap_or(self.encoded.len());

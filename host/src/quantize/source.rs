@@ -30,8 +30,37 @@ pub(super) enum Data<'a> {
     Added(TensorEntry<'a>, f32),
     /// In the checkpoint: the matrix of each expert, which GGUF has as one tensor.
     Experts(Vec<TensorEntry<'a>>),
+    /// In the checkpoint: heads of values that GGUF tiles. If it says so, minus the exponential of
+    /// the elements.
+    Tiled(TensorEntry<'a>, Tiles, bool),
     /// Here.
     Values(Vec<f32>),
+}
+
+/// The heads of values of Gated DeltaNet along an axis of a tensor: those that share a head of keys
+/// are neighbours, and as many apart in GGUF as there are heads of keys.
+#[derive(Clone, Copy)]
+pub(super) struct Tiles {
+    /// What comes before them and stays.
+    pub first: usize,
+    /// Heads of keys, and heads of values for each.
+    pub heads: [usize; 2],
+    /// Rows or columns of a head.
+    pub block: usize,
+    /// Whether they are columns.
+    pub by_columns: bool,
+}
+
+impl Tiles {
+    /// `values`, of which a row or column has `unit` elements.
+    fn tiled(&self, values: &[f32], unit: usize) -> Vec<f32> {
+        let (kept, heads) = values.split_at(self.first * unit);
+        let [num_k_heads, shared] = self.heads;
+        let block = self.block * unit;
+        let places = (0..shared).flat_map(|i| (0..num_k_heads).map(move |k| k * shared + i));
+        let tiled = places.flat_map(|head| &heads[head * block..][..block]);
+        kept.iter().chain(tiled).copied().collect()
+    }
 }
 
 impl<'a> Source<'a> {
@@ -59,9 +88,10 @@ impl<'a> Tensor<'a> {
     /// The tensors of the checkpoint.
     pub fn entries(&self) -> &[TensorEntry<'a>] {
         match &self.data {
-            Data::Stored(entry) | Data::Heads(entry, _) | Data::Added(entry, _) => {
-                slice::from_ref(entry)
-            }
+            Data::Stored(entry)
+            | Data::Heads(entry, _)
+            | Data::Added(entry, _)
+            | Data::Tiled(entry, ..) => slice::from_ref(entry),
             Data::Experts(entries) => entries,
             Data::Values(_) => &[],
         }
@@ -102,6 +132,18 @@ impl<'a> Tensor<'a> {
             Data::Added(entry, addend) => {
                 let values = checkpoint.read_f32(entry.name)?;
                 values.into_iter().map(|value| value + addend).collect()
+            }
+            Data::Tiled(entry, tiles, is_rate) => {
+                let values = checkpoint.read_f32(entry.name)?;
+                let row_elems = values.len() / self.shape[0];
+                let values = match tiles.by_columns {
+                    false => tiles.tiled(&values, row_elems),
+                    true => values.chunks(row_elems).flat_map(|row| tiles.tiled(row, 1)).collect(),
+                };
+                match is_rate {
+                    true => values.into_iter().map(|value| -value.exp()).collect(),
+                    false => values,
+                }
             }
             Data::Heads(entry, num_heads) => {
                 let values = checkpoint.read_f32(entry.name)?;

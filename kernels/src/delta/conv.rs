@@ -1,13 +1,16 @@
 //! Causal convolution of each channel over the tokens of a sequence, then silu:
 //! `out[t, c] = silu(sum_j weight[c, j] * x[t - 3 + j, c])`.
 //!
-//! Shapes    x, out `[num_tokens, channels]` with row strides, f32, f16 or bf16; weight `[channels, 4]`
-//!           f32; state `[num_slots, 3, channels]` f32, the last inputs of a sequence, oldest first.
-//! Launch    tokens: grid `(max_tokens, channels / 8 / NUM_THREADS, 1)`; states, and tokens of a step
-//!           that decodes: grid `(max_seqs, ..)`; block `(NUM_THREADS, 1, 1)`.
+//! Shapes    x, out `[num_tokens, channels]` with row strides, f32, f16 or bf16; weight `[channels,
+//!           4]` f32; state `[num_slots, 3, channels]` f32, the last inputs of a sequence, oldest
+//!           first.
+//! Launch    tokens: grid `(max_tokens / TOKENS, channels / 8 / NUM_THREADS, 1)`, the inputs before
+//!           a token stay in registers for the next; states, and tokens of a step that decodes:
+//!           grid `(max_seqs, ..)`; block `(NUM_THREADS, 1, 1)`.
 //! Numerics  f32 inside, taps in order; exponential and reciprocal are approximate, within 3 ulp
 //!           together; one rounding at the store.
-//! Bound     memory: a load and a store for each column; of decoding the state too, read and written.
+//! Bound     memory: a load and a store for each column; of decoding the state too, read and
+//!           written.
 //! Source    arXiv:2412.06464.
 //!
 //! Prompts are two launches: other blocks read the state that a sequence's last tokens replace.
@@ -19,6 +22,12 @@ use half::{bf16, f16};
 
 /// Threads of a block.
 const NUM_THREADS: u32 = 64;
+
+/// Tokens of a thread in a prompt.
+const TOKENS: u32 = 8;
+
+/// Tokens whose inputs are loaded at once.
+const BATCH: usize = 4;
 
 /// Inputs of an output.
 const TAPS: usize = 4;
@@ -74,7 +83,8 @@ impl<E: Number> Inputs<E> {
     /// Input `at` of a sequence, counted from the first one that its state keeps.
     ///
     /// # Safety
-    /// 1. `at` is below the sequence's length plus `CONV_LEN`; `x` and `state` are those of the step.
+    /// 1. `at` is below the sequence's length plus `CONV_LEN`; `x` and `state` are those of the
+    ///    step.
     #[inline(always)]
     #[track_caller]
     unsafe fn get(&self, seq: Seq, at: u32) -> Vector {
@@ -93,29 +103,36 @@ impl<E: Number> Inputs<E> {
     }
 }
 
-/// The outputs of eight channels from the first on, of `inputs`, the oldest first.
+/// The weights of eight channels.
+type Weights = [[f32; TAPS]; VEC_ELEMS as usize];
+
+/// The weights of eight channels from channel `first` on; zeros past the last one.
 ///
 /// # Safety
 /// 1. `weight` holds four elements of each of `channels`, 16-byte aligned.
 #[inline(always)]
 #[track_caller]
-unsafe fn convolved(
-    inputs: [Vector; TAPS],
-    weight: Global<f32>,
-    first: u32,
-    channels: u32,
-) -> Vector {
-    let mut out = [0.0; VEC_ELEMS as usize];
+unsafe fn weights_of(weight: Global<f32>, first: u32, channels: u32) -> Weights {
+    let mut weights = [[0.0; TAPS]; VEC_ELEMS as usize];
     unroll!(i in 0..VEC_ELEMS as usize, {
         if first + (i as u32) < channels {
             // SAFETY: the channel is below `channels`.
-            let taps: [f32; TAPS] = unsafe { weight.get_vec((first as usize + i) * TAPS) };
-            let mut sum = 0.0;
-            for tap in 0..TAPS {
-                sum = math::fma(taps[tap], inputs[tap][i], sum);
-            }
-            out[i] = Silu::activate(sum);
+            weights[i] = unsafe { weight.get_vec((first as usize + i) * TAPS) };
         }
+    });
+    weights
+}
+
+/// The outputs of eight channels, of `inputs`, the oldest first.
+#[inline(always)]
+fn convolved(inputs: [Vector; TAPS], weights: &Weights) -> Vector {
+    let mut out = [0.0; VEC_ELEMS as usize];
+    unroll!(i in 0..VEC_ELEMS as usize, {
+        let mut sum = 0.0;
+        for tap in 0..TAPS {
+            sum = math::fma(weights[i][tap], inputs[tap][i], sum);
+        }
+        out[i] = Silu::activate(sum);
     });
     out
 }
@@ -123,10 +140,11 @@ unsafe fn convolved(
 /// The outputs of every token.
 ///
 /// # Safety
-/// 1. `num_tokens` is one element; `seq_ids`, `cu_seqlens_q`, `kv_lens` and `slots` are those of a step
-///    of so many tokens.
-/// 2. `x` and `out` hold that many rows of `channels` elements `E` at their strides and do not overlap;
-///    `weight` holds four elements for each channel, `state` three rows for each slot, 16-byte aligned.
+/// 1. `num_tokens` is one element; `seq_ids`, `cu_seqlens_q`, `kv_lens` and `slots` are those of a
+///    step of so many tokens.
+/// 2. `x` and `out` hold that many rows of `channels` elements `E` at their strides and do not
+///    overlap; `weight` holds four elements for each channel, `state` three rows for each slot,
+///    16-byte aligned.
 /// 3. If `aligned` is not 0, rows of `x`, `out` and `state` are 16-byte aligned.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
@@ -148,37 +166,60 @@ pub unsafe fn causal_conv<E: Number>(
     out_stride: u32,
     aligned: u32,
 ) {
-    let token = thread::block_idx_x();
+    let first_token = thread::block_idx_x() * TOKENS;
     let first = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VEC_ELEMS;
     // SAFETY: step inputs, which no launch of the step writes.
     let num_tokens = unsafe { num_tokens.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    if token >= num_tokens || first >= channels {
+    if first_token >= num_tokens || first >= channels {
         return;
     }
-    // SAFETY: `token` and the channels are inside, by the check here.
+    // SAFETY: tokens and channels are inside, by the checks here.
     unsafe {
-        let seq = seq(seq_ids.get(token as usize), cu_seqlens_q, kv_lens, slots);
         let columns = Columns::new(first, channels, aligned != 0);
         let inputs = Inputs { x: x.cast::<E>(), x_stride, state, channels, columns };
-        let at = token - seq.first;
-        let mut taps = [[0.0; VEC_ELEMS as usize]; TAPS];
-        unroll!(tap in 0..4, {
-            taps[tap] = inputs.get(seq, at + tap as u32);
-        });
-        let row = out.cast::<E>().add(token as usize * out_stride as usize);
-        columns.store(row, convolved(taps, weight, first, channels));
+        let weights = weights_of(weight, first, channels);
+        let mut before = [[0.0; VEC_ELEMS as usize]; TAPS - 1];
+        let mut seq_id = u32::MAX;
+        let mut token = first_token;
+        while token < (first_token + TOKENS).min(num_tokens) {
+            let mut own = [[0.0; VEC_ELEMS as usize]; BATCH];
+            unroll!(i in 0..4, {
+                if token + (i as u32) < num_tokens {
+                    let row = (token + i as u32) as usize;
+                    own[i] = columns.load(inputs.x.add(row * x_stride as usize));
+                }
+            });
+            unroll!(i in 0..4, {
+                let token = token + i as u32;
+                if token < num_tokens {
+                    let id = seq_ids.get(token as usize);
+                    if id != seq_id {
+                        seq_id = id;
+                        let seq = seq(id, cu_seqlens_q, kv_lens, slots);
+                        unroll!(tap in 0..3, {
+                            before[tap] = inputs.get(seq, token - seq.first + tap as u32);
+                        });
+                    }
+                    let row = out.cast::<E>().add(token as usize * out_stride as usize);
+                    let taps = [before[0], before[1], before[2], own[i]];
+                    columns.store(row, convolved(taps, &weights));
+                    before = [before[1], before[2], own[i]];
+                }
+            });
+            token += BATCH as u32;
+        }
     }
 }
 
 /// The new state of every sequence and, if `decodes` is not 0, the output of its only token.
 ///
 /// # Safety
-/// 1. `num_seqs` is one element; `cu_seqlens_q`, `kv_lens` and `slots` are those of a step of so many
-///    sequences, which have slots of their own.
-/// 2. As [`causal_conv`](causal_conv()); no other kernel reads or writes the state at the same time.
-///    If `decodes` is not 0, each sequence has one token.
+/// 1. `num_seqs` is one element; `cu_seqlens_q`, `kv_lens` and `slots` are those of a step of so
+///    many sequences, which have slots of their own.
+/// 2. As [`causal_conv`](causal_conv()); no other kernel reads or writes the state at the same
+///    time. If `decodes` is not 0, each sequence has one token.
 /// 3. As [`causal_conv`](causal_conv()).
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
@@ -209,8 +250,8 @@ pub unsafe fn causal_conv_state<E: Number>(
     if index >= num_seqs || first >= channels {
         return;
     }
-    // SAFETY: `index` and the channels are inside, by the check here. A thread writes what it alone has
-    // read.
+    // SAFETY: `index` and the channels are inside, by the check here. A thread writes what it alone
+    // has read.
     unsafe {
         let seq = seq(index, cu_seqlens_q, kv_lens, slots);
         if seq.len == 0 {
@@ -233,7 +274,7 @@ pub unsafe fn causal_conv_state<E: Number>(
         });
         if decodes != 0 {
             let row = out.cast::<E>().add(seq.first as usize * out_stride as usize);
-            columns.store(row, convolved(last, weight, first, channels));
+            columns.store(row, convolved(last, &weights_of(weight, first, channels)));
         }
     }
 }
@@ -243,7 +284,7 @@ pub use launcher::CausalConv;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
-    use super::{NUM_THREADS, TAPS, causal_conv, causal_conv_state};
+    use super::{NUM_THREADS, TAPS, TOKENS, causal_conv, causal_conv_state};
     use crate::Rows;
     use crate::delta::StateSeqs;
     use crate::element::{Number, VEC_ELEMS};
@@ -305,11 +346,11 @@ mod launcher {
                 && is_aligned(state);
             let aligned = aligned.into();
             let blocks = self.channels.div_ceil((VEC_ELEMS * NUM_THREADS) as usize);
-            let geometry = |rows| Geometry::new([rows, blocks, 1], NUM_THREADS as usize, 0);
+            let geometry = |rows: usize| Geometry::new([rows, blocks, 1], NUM_THREADS as usize, 0);
             let (x, untyped_out) = (x.untyped_ptr(), out.untyped_ptr());
             let mut launches = Vec::new();
             if !self.decodes
-                && let Some(geometry) = geometry(self.max_tokens)?
+                && let Some(geometry) = geometry(self.max_tokens.div_ceil(TOKENS as usize))?
             {
                 use causal_conv::Instance;
                 let instance = Instance::find(|i: Instance| i.e() == TypeId::of::<E>());

@@ -1,5 +1,6 @@
 //! Gated DeltaNet: the convolution before it, and the delta rule with a state for each sequence.
 
+pub mod chunk;
 pub mod conv;
 pub mod rule;
 

@@ -1,15 +1,17 @@
-//! The gated delta rule, token after token of a sequence. A head of values has a state `S`; `q` and `k`
-//! are those of its head of keys, of length 1, `q` divided by `sqrt(k_dim)`:
-//! `S *= e^g; d = sigmoid(b) * (v - S^T k); S += k d^T; out = S^T q`, `g = rate * softplus(a + bias)`.
+//! The gated delta rule, token after token of a sequence. A head of values has a state `S`; `q` and
+//! `k` are those of its head of keys, of length 1, `q` divided by `sqrt(k_dim)`:
 //!
-//! Shapes    q, k `[num_tokens, num_k_heads * k_dim]`, v, out `[num_tokens, num_heads * v_dim]`, gates
-//!           `[num_tokens, 2 * num_heads]` (b, then a) with row strides, f32, f16 or bf16; rate, bias
-//!           `[num_heads]` f32; state `[num_slots, num_heads, k_dim, v_dim]` f32.
-//! Launch    grid `(max_seqs, num_heads, v_dim / 32)`, block `(NUM_THREADS, 1, 1)`: a warp has 16 columns of
-//!           a state in its registers for all tokens of a sequence, a lane four of them and every eighth
-//!           group of four rows.
-//! Numerics  f32 inside. Both products with S are of the S before the token, whose own part is added:
-//!           `S'^T q = e^g S^T q + (k . q) d`. One rounding at the store of out.
+//! `S *= e^g; d = sigmoid(b) * (v - S^T k); S += k d^T; out = S^T q`, where `g = rate *
+//! softplus(a + bias)`.
+//!
+//! Shapes    q, k `[num_tokens, num_k_heads * k_dim]`, v, out `[num_tokens, num_heads * v_dim]`,
+//!           gates `[num_tokens, 2 * num_heads]` (b, then a) with row strides, f32, f16 or bf16;
+//!           rate, bias `[num_heads]` f32; state `[num_slots, num_heads, k_dim, v_dim]` f32.
+//! Launch    grid `(max_seqs, num_heads, v_dim / 32)`, block `(NUM_THREADS, 1, 1)`: a warp has 16
+//!           columns of a state in its registers for all tokens of a sequence, a lane four of them
+//!           and every eighth group of four rows.
+//! Numerics  f32 inside. Both products with S are of the S before the token, whose own part is
+//!           added: `S'^T q = e^g S^T q + (k . q) d`. One rounding at the store of out.
 //! Bound     memory: a read and a write of S for each sequence.
 //! Source    arXiv:2412.06464.
 
@@ -41,7 +43,7 @@ const WARP_COLUMNS: u32 = LANE_COLUMNS * V_LANES;
 const ROW_GROUP: u32 = 4;
 
 /// Added to the sum of squares of a key and of a query.
-const NORM_EPS: f32 = 1e-6;
+pub(super) const NORM_EPS: f32 = 1e-6;
 
 /// Values of a lane's four columns.
 type Quad = [f32; LANE_COLUMNS as usize];
@@ -132,7 +134,7 @@ fn inner(a: Quad, b: Quad) -> f32 {
 
 /// `ln(1 + e^x)`.
 #[inline(always)]
-fn softplus(x: f32) -> f32 {
+pub(super) fn softplus(x: f32) -> f32 {
     /// Below it `1 + e` loses digits that count: the sum of its logarithms over many tokens is a
     /// decay.
     const SMALL: f32 = 0.0625;
@@ -164,11 +166,12 @@ const fn state_row(row: usize) -> usize {
 /// Keys of `8 * ROWS` elements.
 ///
 /// # Safety
-/// 1. `num_seqs` is one element; `cu_seqlens_q`, `kv_lens` and `slots` are those of a step of so many
-///    sequences, which have slots of their own.
-/// 2. `q`, `k`, `v`, `gates` and `out` hold the step's rows of the header's shapes at their strides, with
-///    `v_dim` a multiple of 16 and `num_heads` one of `num_k_heads`; rows are 8-byte aligned, those of f32
-///    16-byte. `rate`, `bias` and `state` are of the header's shapes, `state` 16-byte aligned.
+/// 1. `num_seqs` is one element; `cu_seqlens_q`, `kv_lens` and `slots` are those of a step of so
+///    many sequences, which have slots of their own.
+/// 2. `q`, `k`, `v`, `gates` and `out` hold the step's rows of the header's shapes at their
+///    strides, with `v_dim` a multiple of 16 and `num_heads` one of `num_k_heads`; rows are 8-byte
+///    aligned, those of f32 16-byte. `rate`, `bias` and `state` are of the header's shapes, `state`
+///    16-byte aligned.
 /// 3. `out` overlaps nothing; no other kernel reads or writes the states at the same time, and the
 ///    launch right before wrote none of them.
 #[kernel(
@@ -188,6 +191,7 @@ pub unsafe fn delta_rule<E: Number, const ROWS: usize>(
     cu_seqlens_q: Global<u32>,
     kv_lens: Global<u32>,
     slots: Global<u32>,
+    max_len: u32,
     num_heads: u32,
     num_k_heads: u32,
     is_tiled: u32,
@@ -213,16 +217,19 @@ pub unsafe fn delta_rule<E: Number, const ROWS: usize>(
     let k_lane = lane_id / V_LANES;
     let k_dim = 8 * ROWS as u32;
     let at = seq as usize;
-    // SAFETY: sequence, head and columns are inside, by the checks here. Step inputs and weights are
-    // written by no launch of the step, the states by none that may still run. A warp is here as a whole.
+    // SAFETY: sequence, head and columns are inside, by the checks here. Step inputs and weights
+    // are written by no launch of the step, the states by none that may still run. A warp is here
+    // as a whole.
     unsafe {
         // 1. The sequence, and the lane's part of its state.
-        let is_there = seq < num_seqs.get(0) && first_column < v_dim;
-        if !is_there || cu_seqlens_q.get(at) == cu_seqlens_q.get(at + 1) {
+        let (mut first, mut end) = (0, 0);
+        if seq < num_seqs.get(0) && first_column < v_dim {
+            (first, end) = (cu_seqlens_q.get(at), cu_seqlens_q.get(at + 1));
+        }
+        if first == end || end - first > max_len {
             grid::wait_for_dependencies();
             return;
         }
-        let (first, end) = (cu_seqlens_q.get(at), cu_seqlens_q.get(at + 1));
         let slot_head = slots.get(at) as usize * num_heads as usize + head as usize;
         let first_row = slot_head * k_dim as usize + (k_lane * ROW_GROUP) as usize;
         let state = state.add(first_row * v_dim as usize + column as usize);
@@ -260,8 +267,8 @@ pub unsafe fn delta_rule<E: Number, const ROWS: usize>(
         let out = out.cast::<E>().add(value);
         let of_q = math::rsqrt_approx(k_dim as f32);
 
-        // 3. Token after token; the next one is on its way. What lanes exchange is in one of two buffers:
-        // who writes to one has seen all lanes past its last reads.
+        // 3. Token after token; the next one is on its way. What lanes exchange is in one of two
+        //    buffers: who writes to one has seen all lanes past its last reads.
         let shared = shared_array![f32; (NUM_WARPS * 4) as usize * MAX_K_DIM];
         let shared = shared.offset(warp_idx * 4 * MAX_K_DIM as u32);
         let mut next = tokens.load::<ROWS>(first);
@@ -347,13 +354,17 @@ mod launcher {
     use super::{NUM_THREADS, NUM_WARPS, WARP_COLUMNS};
     use crate::Rows;
     use crate::delta::StateSeqs;
-    use crate::element::Number;
+    use crate::delta::chunk::{Chunks, MIN_TOKENS};
+    use crate::element::{Dtype, Number};
     use core::any::TypeId;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
     /// The gated delta rule.
     #[derive(Clone, Copy, Debug)]
     pub struct DeltaRule {
+        /// Upper bound of the rows in steps that may go by [chunks](crate::delta::chunk), which
+        /// takes elements of 16 bits; `None` of those that go token by token.
+        pub chunked: Option<usize>,
         /// Upper bound of the sequences.
         pub max_seqs: usize,
         /// Heads of values.
@@ -390,34 +401,73 @@ mod launcher {
     }
 
     impl DeltaRule {
-        /// The launch, or `None` if there is nothing to compute.
+        /// The chunked form of elements `E`, if sequences may have it.
+        fn chunks(&self, dtype: Dtype) -> Option<Chunks<'_>> {
+            let is_for_it = dtype != Dtype::F32 && Chunks::takes(self.v_dim);
+            let max_tokens = self.chunked.filter(|_| is_for_it)?;
+            (max_tokens >= MIN_TOKENS as usize).then_some(Chunks { rule: self, max_tokens })
+        }
+
+        /// Bytes of workspace, of elements of `dtype`.
+        pub fn workspace_bytes(&self, dtype: Dtype) -> usize {
+            self.chunks(dtype).map_or(0, |chunks| chunks.workspace_bytes())
+        }
+
+        /// The launches, in order; none if there is nothing to compute. `workspace` holds
+        /// [`DeltaRule::workspace_bytes`].
         ///
         /// # Errors
         /// [`LaunchError`] for heads of other sizes, operands that are not aligned, and sizes beyond a
         /// grid or a `u32`.
-        pub fn launch<E: Number>(
+        pub fn launches<E: Number>(
             &self,
             seqs: &StateSeqs,
             operands: &DeltaOperands<E>,
+            workspace: DevicePtr<()>,
+        ) -> Result<Vec<Launch>, LaunchError> {
+            self.check(operands)?;
+            let chunks = self.chunks(E::DTYPE);
+            let max_len = chunks.as_ref().map_or(u32::MAX, |_| MIN_TOKENS - 1);
+            let mut launches = match chunks {
+                Some(chunks) => chunks.launches(seqs, operands, workspace)?,
+                None => Vec::new(),
+            };
+            launches.extend(self.by_token(seqs, operands, max_len)?);
+            Ok(launches)
+        }
+
+        fn check<E: Number>(&self, operands: &DeltaOperands<E>) -> Result<(), LaunchError> {
+            let &DeltaOperands { q, k, v, out, .. } = operands;
+            let shape = |what, value, expected| Err(LaunchError::Shape { what, value, expected });
+            if self.num_k_heads == 0 || !self.num_heads.is_multiple_of(self.num_k_heads) {
+                return shape("num_k_heads", self.num_k_heads, "a divisor of num_heads");
+            }
+            if !matches!(self.k_dim, 32 | 128) {
+                return shape("k_dim", self.k_dim, "32 or 128");
+            }
+            if !self.v_dim.is_multiple_of(WARP_COLUMNS as usize) {
+                return shape("v_dim", self.v_dim, "a multiple of 16");
+            }
+            for (what, rows) in [("q", q), ("k", k), ("v", v), ("out", out)] {
+                if !rows.is_aligned() {
+                    return shape(what, rows.row_stride, "rows at multiples of 16 bytes");
+                }
+            }
+            Ok(())
+        }
+
+        /// The launch for sequences of up to `max_len` tokens in the step.
+        fn by_token<E: Number>(
+            &self,
+            seqs: &StateSeqs,
+            operands: &DeltaOperands<E>,
+            max_len: u32,
         ) -> Result<Option<Launch>, LaunchError> {
             let &DeltaOperands { q, k, v, gates, rate, bias, state, out } = operands;
             let &StateSeqs { num_seqs, cu_seqlens_q, kv_lens, slots } = seqs;
             let DeltaRule { k_dim, v_dim, num_heads, .. } = *self;
-            let shape = |what, value, expected| LaunchError::Shape { what, value, expected };
-            if self.num_k_heads == 0 || !num_heads.is_multiple_of(self.num_k_heads) {
-                return Err(shape("num_k_heads", self.num_k_heads, "a divisor of num_heads"));
-            }
             let is_it = |i: Instance| i.e() == TypeId::of::<E>() && 8 * i.rows() == k_dim;
-            let instance =
-                Instance::find(is_it).ok_or_else(|| shape("k_dim", k_dim, "32 or 128"))?;
-            if !v_dim.is_multiple_of(WARP_COLUMNS as usize) {
-                return Err(shape("v_dim", v_dim, "a multiple of 16"));
-            }
-            for (what, rows) in [("q", q), ("k", k), ("v", v), ("out", out)] {
-                if !rows.is_aligned() {
-                    return Err(shape(what, rows.row_stride, "rows at multiples of 16 bytes"));
-                }
-            }
+            let instance = Instance::find(is_it).expect("instances of all keys");
             let slices = v_dim.div_ceil((NUM_WARPS * WARP_COLUMNS) as usize);
             let grid = [self.max_seqs, num_heads, slices];
             let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
@@ -426,6 +476,7 @@ mod launcher {
                 cu_seqlens_q,
                 kv_lens,
                 slots,
+                max_len,
                 num_heads: arg_u32("num_heads", num_heads)?,
                 num_k_heads: arg_u32("num_k_heads", self.num_k_heads)?,
                 is_tiled: self.is_tiled.into(),

@@ -126,6 +126,29 @@ fn rms_norm_matches_oracle() {
 }
 
 #[test]
+fn rms_norm_is_added_to_what_is_there() {
+    fn check(group_size: usize, seed: u64) {
+        let mut device = Device::default();
+        let x = Matrix::random::<f32>(NUM_ROWS, group_size, seed);
+        let residual = Matrix::random::<f32>(NUM_ROWS, group_size, seed + 1);
+        let weight = random(group_size, seed + 100);
+        let num_rows = count(&mut device, "num_rows", NUM_ROWS);
+        let weight_ptr = device.f32s("weight", &weight);
+        let x_rows = device.matrix::<f32>("x", &x, place(group_size));
+        let out = device.matrix::<f32>("residual", &residual, place(group_size));
+        let norm = RmsNorm { max_rows: MAX_ROWS, num_groups: 1, group_size, eps: EPS };
+        device.run(norm.launch_add(num_rows, x_rows, weight_ptr, out), seed);
+        let x = floats(&x.values);
+        let normed = x.chunks(group_size).flat_map(|group| rms_norm(group, &weight, EPS));
+        let want: Vec<_> =
+            normed.zip(&residual.values).map(|(normed, &term)| normed.plus(term)).collect();
+        let got = device.read_rows(out, ROWS, group_size);
+        assert_right(&format!("{group_size} columns"), &got, &want);
+    }
+    for_all(&[33, 896, 2056], &[check]);
+}
+
+#[test]
 fn rope_matches_oracle() {
     fn check<E: HostElement>((num_heads, head_dim, rotary_dim): (usize, usize, usize), seed: u64) {
         let mut device = Device::default();

@@ -78,6 +78,11 @@ impl Plan {
                 let (any, same) = (FLOATS, [x]);
                 is("out", self.dtype(out), if x == Dtype::F32 { any } else { &same })
             }
+            Op::NormAdd { x, weight, residual, .. } => {
+                is("x", self.dtype(x), &[Dtype::F32])?;
+                self.check_vector(&at, "the weight", weight)?;
+                is("the residual", self.dtype(residual), &[Dtype::F32])
+            }
             Op::Linear(ref linear) => self.check_linear_dtypes(&at, linear),
             Op::Route(ref route) => {
                 let &Route { router, logits, scores, experts, weights, .. } = route;
@@ -161,7 +166,7 @@ impl Plan {
                 is("up", self.dtype(up), &[gate])?;
                 is("out", self.dtype(out), &[gate])
             }
-            Op::SigmoidGate { gate, x, out } => {
+            Op::SigmoidGate { gate, x, out, .. } => {
                 let x = self.dtype(x);
                 is("x", x, FLOATS)?;
                 is("the gate", self.dtype(gate), &[x])?;

@@ -95,8 +95,14 @@ impl Plan {
             | Op::ExpertLinear(ExpertLinear { x, residual, .. }) => {
                 residual.filter(|&residual| residual != x)
             }
-            Op::SigmoidGate { gate, x, .. } => Some(x).filter(|&x| x.tensor != gate.tensor),
-            Op::Add { x, residual, .. } => Some(residual).filter(|&residual| residual != x),
+            Op::SigmoidGate { gate, x, out, adds } => {
+                let in_place = if adds { out } else { x };
+                let is_apart = !adds || x.tensor != out.tensor;
+                Some(in_place).filter(|view| view.tensor != gate.tensor && is_apart)
+            }
+            Op::NormAdd { x, residual, .. } | Op::Add { x, residual, .. } => {
+                Some(residual).filter(|&residual| residual != x)
+            }
             _ => None,
         };
         let allowed = |read: View, out: View| match op {
@@ -123,7 +129,7 @@ impl Plan {
                 same("columns", out.width, self.weight(table).cols)
             }
             Op::Cast { x, out } => self.same_shape(x, out),
-            Op::RmsNorm { x, weight, out, .. } => {
+            Op::RmsNorm { x, weight, out, .. } | Op::NormAdd { x, weight, residual: out, .. } => {
                 self.same_shape(x, out)?;
                 same("columns left over", x.width % self.vector(weight)?, 0)
             }
@@ -147,7 +153,7 @@ impl Plan {
                 self.same_shape(gate, up)?;
                 self.same_shape(gate, out)
             }
-            Op::SigmoidGate { gate, x, out } => {
+            Op::SigmoidGate { gate, x, out, .. } => {
                 self.same_rows(gate, x)?;
                 ensure([1, x.width].contains(&gate.width), || {
                     format!("a gate of {} columns for {}", gate.width, x.width)

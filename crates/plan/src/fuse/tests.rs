@@ -316,7 +316,48 @@ fn a_residual_of_what_others_read_is_added_by_itself() {
     }
 }
 
-/// The linear layers of [`unfused`] that are added to the residual are a rank's summands, in the type of the operands.
+/// What is inserted after the projection of attention, operation 6, changes its output in place
+/// before it is added to the residual.
+#[test]
+fn what_norms_or_gates_a_branch_adds_it_too() {
+    let with = |op: fn(View) -> Op, obstacle: fn(&mut Plan, View)| {
+        let mut plan = unfused();
+        let x = linear(&mut plan, 6).out;
+        plan.ops.insert(7, op(x));
+        obstacle(&mut plan, x);
+        assert_eq!(plan.check(), Ok(()));
+        let fused = plan.fused(|_| true);
+        assert_eq!(fused.check(), Ok(()));
+        let shape = StepShape { num_tokens: 3, num_logit_rows: 2, ..Default::default() };
+        assert_eq!(fused.cost(&shape).flops, plan.cost(&shape).flops);
+        names(&fused)
+    };
+    let norm: fn(View) -> Op = |x| Op::RmsNorm { x, weight: WeightId(1), out: x, eps: 1e-6 };
+    let gate: fn(View) -> Op = |x| {
+        let gate = view(0, 0, 1);
+        Op::SigmoidGate { gate, x, out: x, adds: false }
+    };
+    let has = |names: &[&str], wanted: &[&str]| names.windows(wanted.len()).any(|at| at == wanted);
+    assert!(has(&with(norm, |_, _| ()), &["norm_add"]));
+    // Others read the normed rows; they are elsewhere.
+    let read: fn(&mut Plan, View) = |p, x| {
+        p.ops.insert(9, Op::RmsNorm { x, weight: WeightId(1), out: x, eps: 1e-6 });
+    };
+    assert!(has(&with(norm, read), &["rms_norm", "add"]));
+    // The residual is the gate.
+    assert!(has(&with(gate, |_, _| ()), &["sigmoid_gate", "add"]));
+    let apart: fn(&mut Plan, View) = |p, _| {
+        let own = view(p.tensors.len(), 0, 1);
+        p.tensors.push(Tensor { width: 1, ..p.tensors[0].clone() });
+        let Op::SigmoidGate { gate, .. } = &mut p.ops[7] else { panic!("{:?}", p.ops[7]) };
+        *gate = own;
+        p.ops.insert(1, Op::Add { x: view(0, 0, 1), residual: view(0, 1, 1), out: own });
+    };
+    assert!(has(&with(gate, apart), &["sigmoid_gate_add"]));
+}
+
+/// The linear layers of [`unfused`] that are added to the residual are a rank's summands, in the
+/// type of the operands.
 fn summed() -> Plan {
     let mut plan = unfused();
     for index in [11, 6] {

@@ -365,9 +365,15 @@ impl RankStep<'_> {
                     activation::gate(activation, &others.rows(gate), &others.rows(up), max, out);
                 });
             }
-            Op::SigmoidGate { gate, x, out } => frame.write(out, Some(x), |out, others| {
-                ops::sigmoid_gate(&others.rows(gate), out);
-            }),
+            Op::SigmoidGate { gate, x, out, adds } => {
+                let gated = if adds { x } else { out };
+                frame.write(gated, Some(x), |gated, others| {
+                    ops::sigmoid_gate(&others.rows(gate), gated);
+                });
+                if adds {
+                    frame.write(out, Some(out), |out, others| ops::add(&others.rows(x), out));
+                }
+            }
             Op::CausalConv(CausalConv { layer, x, weight: id, out }) => {
                 frame.write(out, None, |out, others| {
                     let x = others.rows(x);
@@ -381,6 +387,12 @@ impl RankStep<'_> {
                 let operands = DeltaOperands { q, k, v, gates, rate, bias };
                 self.states.delta_rule(op, inputs, &operands, out);
             }),
+            Op::NormAdd { x, weight: id, eps, residual } => {
+                frame.write(x, Some(x), |x, _| ops::rms_norm(weight(id).vector(), eps, x));
+                frame.write(residual, Some(residual), |out, others| {
+                    ops::add(&others.rows(x), out);
+                });
+            }
             Op::Add { x, residual, out } => frame.write(out, Some(residual), |out, others| {
                 ops::add(&others.rows(x), out);
             }),

@@ -155,6 +155,6 @@ impl Planner<'_> {
         let weight = self.builder.weight(weight);
         let gate = self.builder.activation(label, Rows::Tokens, 1, Dtype::F32);
         self.builder.op(Op::Linear(Linear::new(input, weight, gate)));
-        self.builder.op(Op::SigmoidGate { gate, x, out: x });
+        self.builder.op(Op::SigmoidGate { gate, x, out: x, adds: false });
     }
 }
