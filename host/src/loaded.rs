@@ -2,7 +2,7 @@
 
 use crate::engine::{Request, Sampling};
 use crate::generation::GenerationConfig;
-use crate::model::{Config, Decoder, ModelError};
+use crate::model::{Config, Decoder, ModelError, Pooling};
 use crate::models::{self, ResolveError};
 use crate::plan::{Bounds, CacheSize, Dtype, Numerics, Plan, PlanOutput, Rank};
 use crate::text::{self, Text, TextError};
@@ -76,6 +76,16 @@ impl Model {
     /// The model's sizes and switches.
     pub fn config(&self) -> &Config {
         self.decoder.config()
+    }
+
+    /// How a text is pooled where a request does not say it.
+    pub fn pooling(&self) -> Pooling {
+        self.decoder.pooler().pooling()
+    }
+
+    /// Numbers of an embedding, or of what a classifier gives.
+    pub fn embedding_size(&self) -> usize {
+        self.decoder.pooler().width(self.config().hidden_size)
     }
 
     /// The weights.

@@ -18,6 +18,7 @@ pub mod attention;
 pub mod delta;
 pub mod element;
 pub mod empty;
+pub mod encoder;
 pub mod gate_rows;
 pub mod gather_rows;
 pub mod gemm;

@@ -166,6 +166,9 @@ impl<'a> Interpreter<'a> {
                 let (data, _) = oracle::delta_rule(&of);
                 self.write(op.out, &data.into_iter().map(|x| x as f32).collect::<Vec<f32>>());
             }
+            Op::LayerNorm(_) | Op::AddTable { .. } | Op::Gelu { .. } | Op::MeanRows { .. } => {
+                panic!("{op:?} of a decoder")
+            }
             Op::Sample { .. } => {}
         }
     }

@@ -5,6 +5,7 @@ mod chat;
 mod client;
 mod completions;
 mod embeddings;
+mod encoders;
 #[path = "../../crates/hub/tests/pull/server.rs"]
 #[allow(dead_code)]
 mod hub_server;

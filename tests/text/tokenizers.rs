@@ -168,6 +168,17 @@ fn json_parts_match_oracle() {
             let decoded = tokenizer.decode(&expected, true);
             assert_eq!(decoded, case["decoded"][index], "{name}: {text:?}");
         }
+        if !case["pair"].is_null() {
+            let [first, second] =
+                ["the world", "hello"].map(|text| tokenizer.encode(text, false).expect("tokens"));
+            let (got, start) = tokenizer.pair(&first, &second);
+            assert_eq!(got, ids(&case["pair"]), "{name}");
+            assert_eq!(got[start..][..second.len()], second, "{name}");
+            let cut = tokenizer.encode_at_most("the world", true, 4).expect("tokens");
+            let (around, _) = tokenizer.pair(&first[..2], &[]);
+            assert_eq!(cut[..3], around[..3], "{name}");
+            assert_eq!((cut.len(), cut.last()), (4, around.last()), "{name}");
+        }
     }
 }
 

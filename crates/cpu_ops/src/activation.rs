@@ -15,6 +15,36 @@ pub fn gate(activation: Activation, gate: &Rows, up: &Rows, max: f32, out: RowsM
     });
 }
 
+/// `x = gelu(x) (* up)` by the error function, no larger than `max`.
+pub fn gelu(up: Option<&Rows>, max: f32, x: RowsMut) {
+    let arch = Arch::new();
+    x.for_each(|t, x| {
+        dispatch(arch, GeluRow { x });
+        up.into_iter().for_each(|up| x.iter_mut().zip(up.row(t)).for_each(|(x, up)| *x *= up));
+        x.iter_mut().for_each(|x| *x = x.clamp(-max, max));
+    });
+}
+
+/// A row of [`gelu`].
+struct GeluRow<'a> {
+    x: &'a mut [f32],
+}
+
+impl WithVectors for GeluRow<'_> {
+    #[inline(always)]
+    fn run<V: Vectors>(self, simd: V) {
+        for x in self.x {
+            // erfc(z) / 2 by Abramowitz and Stegun, 7.1.26: within 1e-7.
+            let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+            let t = 1.0 / (1.0 + 0.327_591_1 * z);
+            let polynomial = [-1.453_152, 1.421_413_8, -0.284_496_74, 0.254_829_6];
+            let polynomial = polynomial.iter().fold(1.061_405_4, |sum, c| sum * t + c);
+            let tail = 0.5 * polynomial * t * exp(simd, -z * z);
+            *x *= if *x < 0.0 { tail } else { 1.0 - tail };
+        }
+    }
+}
+
 /// A row of [`gate`].
 struct GateRow<'a> {
     activation: Activation,
@@ -75,6 +105,23 @@ mod tests {
             };
             let wanted: Vec<f64> = pairs.map(gated).collect();
             assert_close(&out, &wanted, 1e-6, activation.name());
+        }
+    }
+
+    #[test]
+    fn gelu_matches_oracle() {
+        let mut x: Vec<f32> = random(1, 300).iter().map(|x| x * 8.0).collect();
+        x[..4].copy_from_slice(&[0.0, -200.0, 200.0, -6.0]);
+        let ups = random(2, 300);
+        let up = Rows::dense(&ups, 100);
+        for up in [None, Some(&up)] {
+            let mut out = x.clone();
+            gelu(up, 100.0, RowsMut::dense(&mut out, 100));
+            for (i, &got) in out.iter().enumerate() {
+                let wanted = oracle::gelu(x[i].into(), up.map_or(1.0, |_| ups[i].into()));
+                let off = (f64::from(got) - wanted.value.clamp(-100.0, 100.0)).abs();
+                assert!(off <= wanted.bound, "gelu({}) is {got}", x[i]);
+            }
         }
     }
 

@@ -84,7 +84,9 @@ fn attention_on(
             data = rest;
             let keys = visible_keys(attention, inputs, seq, token);
             if is_prefill {
-                tiles.push((QueryTile { tokens, first: keys }, rows));
+                let kv_len = inputs.kv_lens[seq] as usize;
+                let position = kv_len - (end - token);
+                tiles.push((QueryTile { tokens, first: keys, position, kv_len }, rows));
             } else {
                 let out = &mut rows[..attention.num_heads * attention.head_dim];
                 singles.push(decode::Token { index: token, keys, out });
@@ -116,10 +118,18 @@ fn visible_keys<'a>(
     token: usize,
 ) -> Keys<'a> {
     let later_tokens = inputs.cu_seqlens_q[seq + 1] as usize - 1 - token;
-    let hidden = if attention.causal { later_tokens } else { 0 };
-    let end = inputs.kv_lens[seq] as usize - hidden;
-    let start = attention.window.map_or(0, |window| end.saturating_sub(window));
-    Keys { positions: start..end, pages: &inputs.block_tables[seq] }
+    let kv_len = inputs.kv_lens[seq] as usize;
+    let positions = positions_seen(attention, kv_len - 1 - later_tokens, kv_len);
+    Keys { positions, pages: &inputs.block_tables[seq] }
+}
+
+/// The positions that the token at `position` of `kv_len` sees.
+fn positions_seen(attention: &Attention, position: usize, kv_len: usize) -> Range<usize> {
+    let start = attention.window.map_or(0, |window| (position + 1).saturating_sub(window));
+    match attention.causal {
+        true => start..position + 1,
+        false => start..attention.window.map_or(kv_len, |window| kv_len.min(position + window)),
+    }
 }
 
 /// All heads of a query tile. `rows` begins with the first token's output; the tokens' are `stride` apart.

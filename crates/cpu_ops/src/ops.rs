@@ -54,6 +54,44 @@ impl WithVectors for NormRow<'_> {
     }
 }
 
+/// `x[t, i] = (x[t, i] - mean) / sqrt(var + eps) * weight[i] (+ bias[i])`, of the mean and the
+/// variance of each row.
+pub fn layer_norm(weight: &[f32], bias: Option<&[f32]>, eps: f32, x: RowsMut) {
+    x.for_each(|_, row| {
+        // In f64, which costs nothing beside the linear layers.
+        let len = row.len() as f64;
+        let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / len;
+        let squares = row.iter().map(|&x| (f64::from(x) - mean).powi(2));
+        let scale = (squares.sum::<f64>() / len + f64::from(eps)).sqrt().recip();
+        for (x, weight) in row.iter_mut().zip(weight) {
+            *x = ((f64::from(*x) - mean) * scale) as f32 * weight;
+        }
+        bias.into_iter().for_each(|bias| row.iter_mut().zip(bias).for_each(|(x, b)| *x += b));
+    });
+}
+
+/// `x[t, :] += table[positions[t], :]`.
+pub fn add_table(table: &Constant, positions: &[u32], x: RowsMut) {
+    x.for_each(|t, row| {
+        let added = &table.data[positions[t] as usize * table.cols..][..table.cols];
+        row.iter_mut().zip(added).for_each(|(x, added)| *x += added);
+    });
+}
+
+/// `out[r, :] =` the mean of `x[t, :]` over the tokens of the sequence that token `rows[r]` is of.
+pub fn mean_rows(x: &Rows, (cu_seqlens_q, rows): (&[u32], &[u32]), out: RowsMut) {
+    out.for_each(|r, out| {
+        let seq = cu_seqlens_q.partition_point(|&first| first <= rows[r]) - 1;
+        let tokens = cu_seqlens_q[seq] as usize..cu_seqlens_q[seq + 1] as usize;
+        let mut sums = vec![0.0; out.len()];
+        for row in tokens.clone().map(|token| x.row(token)) {
+            sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x));
+        }
+        let means = sums.into_iter().map(|sum| (sum / tokens.len() as f64) as f32);
+        out.iter_mut().zip(means).for_each(|(out, mean)| *out = mean);
+    });
+}
+
 /// `x[t, i] = cap * tanh(x[t, i] / cap)`.
 pub fn softcap_rows(cap: f32, x: RowsMut) {
     let arch = Arch::new();
@@ -201,6 +239,47 @@ mod tests {
             let wanted: Vec<f64> = (0..6).map(gated).collect();
             assert_close(&out, &wanted, 1e-6, &format!("gates of {width}"));
         }
+    }
+
+    /// Rows whose mean is far from 0.
+    #[test]
+    fn layer_norm_matches_oracle() {
+        for (rows, width) in [(0, 8), (1, 1), (3, 384), (40, 577)] {
+            let x: Vec<f32> = random(1, rows * width).iter().map(|x| x + 3.0).collect();
+            let (weight, bias) = (random(2, width), random(3, width));
+            for bias in [None, Some(&bias[..])] {
+                let mut out = x.clone();
+                layer_norm(&weight, bias, 1e-5, RowsMut::dense(&mut out, width));
+                let wanted =
+                    x.chunks(width).flat_map(|row| oracle::layer_norm(row, &weight, bias, 1e-5));
+                let wanted: Vec<f64> = wanted.map(|approx| approx.value).collect();
+                assert_close(&out, &wanted, 1e-6, &format!("[{rows}, {width}]"));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_a_sequence_are_pooled() {
+        let (x, ends) = (random(1, 9 * 3), [0u32, 4, 5, 9]);
+        let mut out = vec![f32::NAN; 2 * 3];
+        // The second sequence is not asked for.
+        let seqs = (&ends[..], &[3u32, 5][..]);
+        mean_rows(&Rows::dense(&x, 3), seqs, RowsMut::dense(&mut out, 3));
+        let wanted = [&x[..12], &x[15..]].into_iter().flat_map(|rows| oracle::mean(rows, 3));
+        let wanted: Vec<f64> = wanted.map(|approx| approx.value).collect();
+        assert_close(&out, &wanted, 1e-6, "means");
+    }
+
+    #[test]
+    fn a_table_is_added_by_position() {
+        let (x, data) = (random(1, 3 * 2), random(2, 4 * 2));
+        let table =
+            Constant { name: "positions".into(), rows: 4, cols: 2, data: data.clone().into() };
+        let mut out = x.clone();
+        add_table(&table, &[3, 0, 3], RowsMut::dense(&mut out, 2));
+        let added = [&data[6..], &data[..2], &data[6..]].concat();
+        let wanted: Vec<f32> = x.iter().zip(added).map(|(x, added)| x + added).collect();
+        assert_eq!(out, wanted);
     }
 
     #[test]

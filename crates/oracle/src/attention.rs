@@ -68,7 +68,7 @@ pub struct Attention<'a> {
     pub num_heads: usize,
     /// Whether a token sees those before it and itself alone.
     pub causal: bool,
-    /// Positions that a token sees, itself among them.
+    /// Positions that a token sees, itself among them; so many to each side if not causal.
     pub window: Option<usize>,
     /// Multiplies the scores.
     pub scale: f32,
@@ -92,11 +92,12 @@ impl Attention<'_> {
     /// The keys that a query of a sequence sees.
     pub fn keys(&self, seq: usize, query: usize) -> Range<usize> {
         let (q_len, kv_len) = self.seqs[seq];
-        if !self.causal {
-            return 0..kv_len;
+        let after_own = kv_len - q_len + query + 1;
+        let start = self.window.map_or(0, |window| after_own.saturating_sub(window));
+        match self.causal {
+            true => start..after_own,
+            false => start..self.window.map_or(kv_len, |window| kv_len.min(after_own + window - 1)),
         }
-        let end = kv_len - q_len + query + 1;
-        self.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
     /// The outputs of all tokens: `q` is `[tokens, num_heads, head_dim]`, `k` and `v` are pools.

@@ -2,8 +2,8 @@
 //! step.
 
 use super::{
-    AllReduce, Attention, CausalConv, DeltaRule, ExpertLinear, Linear, MaterializedAttention, Op,
-    Plan, RopeAppend, Rows, StepInputs, View,
+    AllReduce, Attention, CausalConv, DeltaRule, ExpertLinear, LayerNorm, Linear,
+    MaterializedAttention, Op, Plan, RopeAppend, Rows, StepInputs, View,
 };
 
 /// Operations of a norm for each element.
@@ -53,8 +53,11 @@ impl StepShape {
     /// Cached positions of all sequences that a token of the step sees by `attention`.
     fn positions(&self, attention: &Attention) -> usize {
         let seen = |seq: &SeqShape| match attention.window {
-            Some(window) => seq.kv_len.min((seq.q_len + window).saturating_sub(1)),
-            None => seq.kv_len,
+            Some(window) if attention.causal => {
+                seq.kv_len.min((seq.q_len + window).saturating_sub(1))
+            }
+            // Tokens of a step that looks ahead are whole sequences.
+            _ => seq.kv_len,
         };
         self.seqs.iter().map(seen).sum()
     }
@@ -69,7 +72,9 @@ impl StepShape {
         };
         let seen = |&SeqShape { q_len, kv_len }: &SeqShape| match attention.causal {
             true => up_to(kv_len) - up_to(kv_len - q_len),
-            false => q_len * kv_len,
+            false if window >= kv_len => q_len * kv_len,
+            // To both sides, and each token itself once.
+            false => 2 * (up_to(kv_len) - up_to(kv_len - q_len)) - q_len,
         };
         self.seqs.iter().map(seen).sum()
     }
@@ -155,8 +160,14 @@ impl Plan {
             | Op::AttentionSoftmax(_)
             | Op::AttentionValues(_)
             | Op::Sample { .. } => {}
-            Op::RmsNorm { x, .. } => cost.flops = NORM_FLOPS * self.view_elems(*x, shape),
             Op::NormAdd { x, .. } => cost.flops = (NORM_FLOPS + 1) * self.view_elems(*x, shape),
+            Op::RmsNorm { x, .. } | Op::LayerNorm(LayerNorm { x, .. }) => {
+                cost.flops = NORM_FLOPS * self.view_elems(*x, shape)
+            }
+            Op::AddTable { x, .. } | Op::MeanRows { x, .. } => {
+                cost.flops = self.view_elems(*x, shape)
+            }
+            Op::Gelu { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
             Op::Rope { x, .. } => cost.flops = ROPE_FLOPS * self.view_elems(*x, shape),
             Op::RopeAppend(_) | Op::Attention(_) | Op::AppendAttention(_) => {}
             Op::Gate { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
@@ -382,6 +393,13 @@ mod tests {
                 assert_eq!(shape.pairs(&attention), 2 * counts.iter().sum::<usize>(), "{case}");
                 let seen = counts.iter().filter(|&&count| count > 0).count();
                 assert_eq!(shape.positions(&attention), 2 * seen, "{case}");
+                if q_len == kv_len {
+                    let both = Attention { causal: false, ..attention };
+                    let pairs = (0..q_len).flat_map(|a| (0..q_len).map(move |b| a.abs_diff(b)));
+                    let seen = pairs.filter(|&distance| distance < window).count();
+                    assert_eq!(shape.pairs(&both), 2 * seen, "{case} to both sides");
+                    assert_eq!(shape.positions(&both), 2 * q_len, "{case} to both sides");
+                }
             }
         }
     }

@@ -36,7 +36,7 @@ pub use memory::ArenaLayout;
 pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};
 pub use op::{
     AllReduce, AppendAttention, Attention, CausalConv, DeltaRule, ExpertGate, ExpertLinear, Groups,
-    Linear, MaterializedAttention, Norm, Op, QkNorm, RopeAppend, Route, Router, Scores,
+    LayerNorm, Linear, MaterializedAttention, Norm, Op, QkNorm, RopeAppend, Route, Router, Scores,
 };
 pub use precision::Precision;
 pub use rank::Rank;
@@ -126,6 +126,8 @@ pub enum PlanOutput {
     Logits,
     /// The hidden state after the final norm, which is what embeddings are made of.
     Hidden,
+    /// What a model that reads a text as a whole makes of it: an embedding, or scores.
+    Pooled,
 }
 
 /// A model as operations, in the order in which they run.
@@ -149,7 +151,7 @@ pub struct Plan {
     /// Operations, in order.
     pub ops: Vec<Op>,
     /// Logits, `[logit_rows, vocab_size]` f32; of a plan of [`PlanOutput::Hidden`] the hidden
-    /// state, `[logit_rows, hidden_size]` f32.
+    /// state, `[logit_rows, hidden_size]` f32, of [`PlanOutput::Pooled`] a row of each sequence.
     pub output: View,
     /// The token drawn of each row of logits, or why there is none, `[logit_rows, 1]` u32.
     pub next_tokens: Option<View>,

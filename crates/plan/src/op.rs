@@ -2,9 +2,11 @@
 
 mod attention;
 mod delta;
+mod encoder;
 
 pub use attention::{AppendAttention, Attention, MaterializedAttention, QkNorm, RopeAppend};
 pub use delta::{CausalConv, DeltaRule};
+pub use encoder::LayerNorm;
 
 use super::{Activation, ConstantId, View, WeightId};
 
@@ -51,6 +53,32 @@ pub enum Op {
         eps: f32,
         /// As `x`.
         residual: View,
+    },
+    /// A norm that subtracts the mean.
+    LayerNorm(LayerNorm),
+    /// `x[t, :] += table[positions[t], :]`, of learned positions.
+    AddTable {
+        /// `[tokens, width]` f32.
+        x: View,
+        /// `[*, width]`.
+        table: ConstantId,
+    },
+    /// `out = gelu(x) (* up)`, by the error function. `out` may be `x` or `up`.
+    Gelu {
+        /// `[rows, width]`.
+        x: View,
+        /// As `x`.
+        up: Option<View>,
+        /// As `x`.
+        out: View,
+    },
+    /// `out[r, :] =` the mean of `x[t, :]` over the tokens `t` of the sequence of the step that the
+    /// token `logit_rows[r]` is of.
+    MeanRows {
+        /// `[tokens, width]` f32.
+        x: View,
+        /// `[logit_rows, width]` f32.
+        out: View,
     },
     /// A linear layer, and what may be fused with it.
     Linear(Linear),
@@ -351,6 +379,11 @@ impl Op {
             Op::Cast { .. } => "cast",
             Op::RmsNorm { .. } => "rms_norm",
             Op::NormAdd { .. } => "norm_add",
+            Op::LayerNorm(_) => "layer_norm",
+            Op::AddTable { .. } => "add_table",
+            Op::Gelu { up: None, .. } => "gelu",
+            Op::Gelu { .. } => "gelu_mul",
+            Op::MeanRows { .. } => "mean_rows",
             Op::Linear(Linear { gate_before: Some((activation, _)), .. }) => {
                 activation.gate_linear_name()
             }
@@ -397,6 +430,9 @@ impl Op {
         match *self {
             Op::Embedding { .. } => vec![],
             Op::RmsNorm { x, .. }
+            | Op::LayerNorm(LayerNorm { x, .. })
+            | Op::AddTable { x, .. }
+            | Op::MeanRows { x, .. }
             | Op::Cast { x, .. }
             | Op::Rope { x, .. }
             | Op::AllGather { x, .. }
@@ -406,6 +442,7 @@ impl Op {
             | Op::Sample { x, .. } => {
                 vec![x]
             }
+            Op::Gelu { x, up, .. } => [x].into_iter().chain(up).collect(),
             Op::Linear(Linear { x, gate_before, residual, .. }) => {
                 let gate = gate_before.map(|(_, gate)| gate);
                 [x].into_iter().chain(gate).chain(residual).collect()
@@ -443,6 +480,8 @@ impl Op {
             Op::Embedding { out, .. }
             | Op::Cast { out, .. }
             | Op::RmsNorm { out, .. }
+            | Op::Gelu { out, .. }
+            | Op::MeanRows { out, .. }
             | Op::Linear(Linear { out, .. })
             | Op::ExpertLinear(ExpertLinear { out, .. })
             | Op::Gate { out, .. }
@@ -457,8 +496,11 @@ impl Op {
             | Op::AppendAttention(AppendAttention { attention: Attention { out, .. }, .. }) => {
                 vec![out]
             }
-            Op::Rope { x, .. } | Op::Softcap { x, .. } => vec![x],
             Op::NormAdd { residual, .. } => vec![residual],
+            Op::LayerNorm(LayerNorm { x, out, keeps, .. }) => {
+                [out].into_iter().chain(keeps.then_some(x)).collect()
+            }
+            Op::Rope { x, .. } | Op::Softcap { x, .. } | Op::AddTable { x, .. } => vec![x],
             Op::Route(Route { router, logits, experts, weights, .. }) => {
                 let of_router = router.map(|router| [router.normed, logits]);
                 of_router.into_iter().flatten().chain([experts, weights]).collect()
@@ -478,6 +520,9 @@ impl Op {
     pub fn weights(&self) -> Vec<WeightId> {
         match *self {
             Op::Embedding { table, .. } => vec![table],
+            Op::LayerNorm(LayerNorm { weight, bias, .. }) => {
+                [weight].into_iter().chain(bias).collect()
+            }
             Op::ExpertLinear(ExpertLinear { weight, bias, gate, .. }) => {
                 let of_gate = gate.map(|gate| [Some(gate.up), gate.bias]);
                 let others = [bias].into_iter().chain(of_gate.into_iter().flatten()).flatten();

@@ -18,7 +18,8 @@ use crate::engine::{Engine, EngineError, EventKind, Request};
 pub struct Test {
     /// Tokens of the prompt that are timed; 0 to time generated tokens alone.
     pub n_prompt: usize,
-    /// Tokens that are generated; 0 to time the prompt alone, which gives one token.
+    /// Tokens that are generated; 0 to time the prompt alone, which gives one token, or the
+    /// embedding that an encoder makes.
     pub n_gen: usize,
     /// Tokens that are in the cache before, in whole pages.
     pub n_depth: usize,
@@ -120,16 +121,19 @@ fn complete(
     prompts: Vec<Vec<u32>>,
     max_new_tokens: usize,
 ) -> Result<(usize, usize), EngineError> {
+    let model = engine.model();
+    // An embedding is what comes of the prompt of an encoder, in the place of a token.
+    let pooling = (!model.config().is_causal && max_new_tokens == 1).then(|| model.pooling());
     for prompt in prompts {
         let max_new_tokens = Some(max_new_tokens);
-        engine.add_request(Request { prompt, max_new_tokens, ..Request::default() })?;
+        engine.add_request(Request { prompt, max_new_tokens, pooling, ..Request::default() })?;
     }
     let (mut cached, mut generated) = (0, 0);
     while engine.has_work() {
         for event in engine.step()? {
             match event.kind {
                 EventKind::Started { cached_tokens } => cached += cached_tokens,
-                EventKind::Token(_) => generated += 1,
+                EventKind::Token(_) | EventKind::Embedding(_) => generated += 1,
                 EventKind::Failed(source) => {
                     return Err(EngineError::Sample { request: event.request, source });
                 }

@@ -30,6 +30,7 @@ const MODELS: [(&str, &str); 19] = [
     ("qwen3.5-35b-a3b", include_str!("random_model/qwen3.5-35b-a3b.json")),
     ("gpt-oss-20b", include_str!("random_model/gpt-oss-20b.json")),
     ("gpt-oss-120b", include_str!("random_model/gpt-oss-120b.json")),
+    ("bert-base", include_str!("random_model/bert-base.json")),
 ];
 
 /// Arguments of `halfwarp random-model`.
@@ -107,6 +108,8 @@ mod tests {
             34_660_610_688,
             20_914_757_184,
             116_829_156_672,
+            // Without the pooler, of 768 by 769.
+            108_891_648,
         ];
         assert_eq!(counts[1..], real);
     }

@@ -1,6 +1,6 @@
 //! What can go wrong in the engine.
 
-use super::{RequestId, SamplingError};
+use super::{Pooling, RequestId, SamplingError};
 use crate::exec::ExecError;
 use crate::model::ModelError;
 use crate::plan::BudgetError;
@@ -53,6 +53,17 @@ pub enum EngineError {
         index: usize,
         /// Ids that the model has.
         vocab_size: usize,
+    },
+    /// Tokens are asked for of a model that makes none.
+    #[error("this model generates nothing: it makes embeddings of texts, or scores")]
+    NoGeneration,
+    /// An embedding is asked for as the model does not make it.
+    #[error("this model pools by `{}`: `{}` is not possible", .has.name(), .asked.name())]
+    Pooling {
+        /// What is asked for.
+        asked: Pooling,
+        /// What the model does.
+        has: Pooling,
     },
     /// More tokens than a step takes.
     #[error("a step of {asked} tokens: this engine was opened for at most {max} in one")]

@@ -92,6 +92,9 @@ impl Engine {
         each: impl FnMut(&[f32]),
     ) -> Result<(), EngineError> {
         check_prompt(tokens, self.model.config().vocab_size, self.context())?;
+        if !self.model.config().is_causal {
+            return Err(EngineError::NoGeneration);
+        }
         let pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
         let result = self.logits_in(&pages, tokens, first, each);
         self.scheduler.give_back(pages);

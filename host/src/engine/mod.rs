@@ -254,16 +254,21 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`], [`EngineError::PromptTooLong`], [`EngineError::UnknownToken`],
-    /// [`EngineError::Sampling`].
+    /// [`EngineError::Sampling`], [`EngineError::NoGeneration`], [`EngineError::Pooling`].
     pub fn add_request(&mut self, request: Request) -> Result<RequestId, EngineError> {
         request.check(self.model.config().vocab_size, self.context())?;
+        request.check_pooling(&self.model)?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let is_of_prompt = request.prompt_logprobs.is_some() || request.pooling.is_some();
         if request.max_new_tokens == Some(0) && !is_of_prompt {
             self.finish(id, FinishReason::Length);
         } else {
-            self.scheduler.add(Sequence::new(id, request));
+            let sequence = Sequence::new(id, request);
+            self.scheduler.add(match self.model.config().is_causal {
+                true => sequence,
+                false => sequence.read_whole(self.model.decoder().pooler().rows()),
+            });
         }
         Ok(id)
     }
@@ -364,6 +369,7 @@ impl Engine {
 
     fn step_inputs(&mut self, entries: &[Entry]) -> StepInputs {
         let mut inputs = StepInputs::new();
+        let type_offset = self.type_offset();
         let last: Vec<&Entry> = entries.iter().filter(|entry| entry.is_last).collect();
         let mut room = edits_of_rows(last.len());
         let num_edits = |entry: &&Entry| self.scheduler.running(entry.index).num_edits();
@@ -375,6 +381,12 @@ impl Engine {
             let rows = sequence.logit_rows(entry);
             inputs.push_sequence(tokens, sequence.num_cached(), sequence.pages(), rows);
             put_state(&mut inputs, sequence.state());
+            if let Some(second) = sequence.second_text() {
+                // The rows of the second type come after those of the first.
+                let first = inputs.positions.len() - entry.num_tokens;
+                let of_second = inputs.positions.iter_mut().skip(first + second);
+                of_second.for_each(|position| *position += type_offset);
+            }
             if entry.is_last
                 && let Some(sampling) = inputs.sampling.last_mut()
             {
@@ -385,6 +397,16 @@ impl Engine {
             }
         }
         inputs
+    }
+
+    /// Rows of the table of positions from a type of tokens to the next; 0 if there is one type.
+    fn type_offset(&self) -> u32 {
+        let config = self.model.config();
+        let positions = config.encoder.and_then(|encoder| encoder.positions);
+        match positions.is_some_and(|positions| positions.num_types > 1) {
+            true => config.max_position_embeddings as u32,
+            false => 0,
+        }
     }
 
     /// The constraints of the sequences of which the batch computes a next token, with their
@@ -412,12 +434,14 @@ impl Engine {
         inputs: &StepInputs,
         is_prompt: bool,
     ) -> Result<PreparedPlan, EngineError> {
-        let is_prompt = is_prompt && self.numerics.batch_invariant;
+        let is_whole = !self.model.config().is_causal;
+        let is_prompt = is_whole || (is_prompt && self.numerics.batch_invariant);
         self.prepare(output, self.buckets.bounds_for(inputs, is_prompt))
     }
 
     /// The plan of `output` for steps of `bounds`, ready to run.
     fn prepare(&mut self, output: PlanOutput, bounds: Bounds) -> Result<PreparedPlan, EngineError> {
+        let output = if self.model.config().is_causal { output } else { PlanOutput::Pooled };
         if let Some(&plan) = self.prepared.get(&(output, bounds)) {
             return Ok(plan);
         }
@@ -431,7 +455,10 @@ impl Engine {
     /// Prepares and runs every size of step, so that the first request of a size waits neither for
     /// its plan nor for the first use of graphs, kernels and weights.
     fn prepare_all(&mut self) -> Result<(), EngineError> {
-        for bounds in self.buckets.request_bounds() {
+        let is_causal = self.model.config().is_causal;
+        let decodes = |bounds: &Bounds| bounds.max_q_len == 1;
+        let all = self.buckets.request_bounds().into_iter();
+        for bounds in all.filter(|bounds| is_causal || !decodes(bounds)) {
             let plan = self.prepare(PlanOutput::Logits, bounds)?;
             self.executor.run(plan, &buckets::warm_up(&bounds), Want::NextTokens)?;
         }

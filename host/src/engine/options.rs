@@ -115,7 +115,8 @@ impl EngineOptions {
     /// [`EngineError::Context`] and those of [`Engine::add_request`](super::Engine::add_request).
     pub fn check_request(&self, model: &Model, request: &Request) -> Result<(), EngineError> {
         let config = model.config();
-        request.check(config.vocab_size, self.longest_context(config)?)
+        request.check(config.vocab_size, self.longest_context(config)?)?;
+        request.check_pooling(model)
     }
 
     /// How the model computes in `precision`.
@@ -198,7 +199,11 @@ impl EngineOptions {
 
     /// The context of these options, or the longest that the memory may be asked for.
     pub(super) fn longest_context(&self, config: &Config) -> Result<usize, EngineError> {
-        let max = config.max_position_embeddings;
+        let max = match self.max_tokens {
+            // A text is read in one step.
+            Some(max_tokens) if !config.is_causal => config.max_position_embeddings.min(max_tokens),
+            _ => config.max_position_embeddings,
+        };
         match self.context {
             None => Ok(config.ropes.iter().fold(max, |len, rope| match rope.scaling {
                 RopeScaling::LongRope { original_max_position_embeddings: trained, .. } => {

@@ -1,13 +1,6 @@
 //! Embeddings of prompts: their hidden states pooled to one vector of unit length.
 
-/// How the hidden states of a prompt's tokens, after the model's final norm, become one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// Mean of the hidden states.
-    Mean,
-    /// That of the last token.
-    Last,
-}
+pub use crate::model::Pooling;
 
 /// The hidden states of a prompt so far.
 #[derive(Debug)]
@@ -35,8 +28,11 @@ impl Pooled {
         }
     }
 
-    /// The vector, of length 1; of length 0 if that of the hidden states is.
+    /// The vector, of length 1; of length 0 if that of the hidden states is. Scores are as they are.
     pub fn embedding(&self) -> Vec<f32> {
+        if self.pooling == Pooling::Score {
+            return self.sum.iter().map(|&value| value as f32).collect();
+        }
         let length = self.sum.iter().map(|value| value * value).sum::<f64>().sqrt();
         let scale = if length > 0.0 { length.recip() } else { 0.0 };
         self.sum.iter().map(|value| (value * scale) as f32).collect()

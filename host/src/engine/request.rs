@@ -1,6 +1,7 @@
 //! Requests to the engine, and the events and generations that it returns.
 
 use super::{Constraint, EngineError, Logprobs, Pooling, SamplerChain, Sampling, SamplingError};
+use crate::Model;
 use std::sync::Arc;
 
 /// Identifies a request in the engine that it was added to.
@@ -35,6 +36,9 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Asks for an embedding of the prompt, instead of tokens that continue it.
     pub pooling: Option<Pooling>,
+    /// Where the second of two texts begins, such as the document after a query: its tokens are of
+    /// the second type, where an encoder has types.
+    pub second_text: Option<usize>,
     /// A rule for the generated tokens, stop tokens included, such as a [`Grammar`](crate::Grammar).
     pub constraint: Option<Arc<dyn Constraint>>,
     /// Only requests with the same salt share keys and values in the cache: how long a prompt takes tells nothing of
@@ -49,6 +53,20 @@ impl Request {
     pub(super) fn check(&self, vocab_size: usize, context: usize) -> Result<(), EngineError> {
         check_prompt(&self.prompt, vocab_size, context)?;
         Ok(self.sampling.check(vocab_size)?)
+    }
+}
+
+impl Request {
+    /// Whether `model` makes what it asks for.
+    pub(super) fn check_pooling(&self, model: &Model) -> Result<(), EngineError> {
+        let (is_causal, has) = (model.config().is_causal, model.pooling());
+        match self.pooling {
+            None if is_causal => Ok(()),
+            None => Err(EngineError::NoGeneration),
+            Some(Pooling::Mean | Pooling::Last) if is_causal => Ok(()),
+            Some(asked) if asked == has => Ok(()),
+            Some(asked) => Err(EngineError::Pooling { asked, has }),
+        }
     }
 }
 
@@ -92,7 +110,8 @@ pub enum EventKind {
     PromptLogprobs(Vec<Logprobs>),
     /// Log-probabilities of the token that is the next event: see [`Request::logprobs`].
     Logprobs(Logprobs),
-    /// The embedding of the prompt, `[hidden_size]`, of unit length: see [`Request::pooling`].
+    /// The embedding of the prompt, [`Model::embedding_size`](crate::Model::embedding_size) numbers
+    /// of unit length, or the logits of a classifier: see [`Request::pooling`].
     Embedding(Vec<f32>),
     /// A token was generated; the stop token that ends a generation is one too.
     Token(u32),

@@ -4,7 +4,6 @@ use super::scheduler::Entry;
 use super::sequence::{Brought, Sequence};
 use super::{Engine, SamplingError};
 use crate::exec::{NextToken, StepOutput};
-use crate::model::Config;
 use rayon::prelude::*;
 
 /// What a step computed of an entry.
@@ -38,8 +37,10 @@ impl Engine {
     ) -> Vec<Result<Brought, SamplingError>> {
         let pools =
             entries.first().is_some_and(|entry| self.scheduler.running(entry.index).is_pooled());
-        let Config { hidden_size, vocab_size, .. } = *self.model.config();
-        let width = if pools { hidden_size } else { vocab_size };
+        let width = match pools {
+            true => self.model.embedding_size(),
+            false => self.model.config().vocab_size,
+        };
         let sequences = self.scheduler.all_running().iter_mut();
         let mut sequences: Vec<Option<&mut Sequence>> = sequences.map(Some).collect();
         let (mut num_rows, mut logits) = (0, output.logits.as_slice());

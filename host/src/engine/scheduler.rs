@@ -235,7 +235,8 @@ impl Scheduler {
                 false => max_tokens,
             };
             let chunk = pending.min(end.saturating_sub(num_tokens)).min(max_chunk);
-            if chunk > 0 && self.running[index].is_pooled() == pooled {
+            let is_cut = self.running[index].is_whole() && chunk < pending;
+            if chunk > 0 && !is_cut && self.running[index].is_pooled() == pooled {
                 batch.push(self.entry(index, chunk));
                 (num_tokens, max_tokens) = (num_tokens + chunk, end);
             }

@@ -5,7 +5,7 @@ use super::chain::{Before, ChainState};
 use super::constraint::Constrained;
 use super::edits::Edits;
 use super::pages::{PageAllocator, PageTable};
-use super::pooling::Pooled;
+use super::pooling::{Pooled, Pooling};
 use super::prefix::PageHash;
 use super::sampler;
 use super::scheduler::{Entry, Turns};
@@ -53,6 +53,11 @@ pub struct Sequence {
     prompt_logprobs: Option<usize>,
     /// Hidden states of a prompt whose embedding is asked for.
     pooled: Option<Pooled>,
+    /// Which of them the model pools, where it reads a text as a whole: in one step, whose one row
+    /// is the embedding.
+    whole: Option<Pooling>,
+    /// Where the second of two texts begins.
+    second_text: Option<usize>,
     /// Leading positions of the prompt whose logits are wanted no more.
     num_rows_done: usize,
     priority: i32,
@@ -100,10 +105,29 @@ impl Sequence {
             logprobs_of: request.logprobs_of,
             prompt_logprobs: request.prompt_logprobs,
             pooled,
+            whole: None,
+            second_text: request.second_text,
             num_rows_done: if wants_all { 0 } else { prompt_len },
             priority: request.priority,
             constraint: request.constraint.as_ref().map(Constrained::new),
         }
+    }
+
+    /// Lets the model read it as a whole, and pool hidden states of `rows`.
+    pub fn read_whole(mut self, rows: Pooling) -> Self {
+        self.num_rows_done = self.prompt_len;
+        self.whole = Some(rows);
+        self
+    }
+
+    /// Whether all of its tokens have to be in one step.
+    pub fn is_whole(&self) -> bool {
+        self.whole.is_some()
+    }
+
+    /// Where the second of two texts begins, if that matters.
+    pub fn second_text(&self) -> Option<usize> {
+        self.second_text.filter(|_| self.is_whole())
     }
 
     /// The request that it came from.
@@ -238,6 +262,9 @@ impl Sequence {
     /// Pending tokens of `entry` that have a logit row.
     pub fn logit_rows(&self, entry: &Entry) -> Range<usize> {
         let &Entry { num_tokens, is_last, .. } = entry;
+        if self.whole == Some(Pooling::First) {
+            return 0..1;
+        }
         if self.wants_prompt_rows() {
             // What was preempted can come by rows again that are done.
             self.num_rows_done.saturating_sub(self.num_cached).min(num_tokens)..num_tokens
@@ -327,6 +354,8 @@ impl Sequence {
     #[must_use]
     pub fn admit(&mut self, turns: Turns, allocator: &mut PageAllocator) -> bool {
         let most = match self.wants_prompt_rows() {
+            // What a token sees after it is not the same in another text.
+            _ if self.is_whole() => 0,
             true => self.num_rows_done,
             false => self.tokens.len() - 1,
         };
@@ -345,6 +374,9 @@ impl Sequence {
 
     /// Lets other sequences find the pages that are full.
     pub fn publish(&mut self, turns: Turns, allocator: &mut PageAllocator) {
+        if self.is_whole() {
+            return;
+        }
         let num_full = self.num_cached / PAGE_SIZE;
         self.hash_pages(turns, num_full);
         for index in self.num_published..num_full {

@@ -141,8 +141,11 @@ impl Sizing<'_> {
     fn size_of(&self, Shape { context, num_pages }: Shape) -> Result<Size, EngineError> {
         let max_seqs = self.max_seqs();
         // No step is larger than all contexts together, whatever the options say.
-        let max_tokens = self.max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
-        let mixes = max_seqs > 1 && !self.numerics.batch_invariant;
+        let is_causal = self.model.config().is_causal;
+        // A text that is read as a whole is in one step.
+        let least = if is_causal { max_seqs } else { max_seqs.max(context) };
+        let max_tokens = self.max_tokens.clamp(least, max_seqs.saturating_mul(context).max(least));
+        let mixes = max_seqs > 1 && !self.numerics.batch_invariant && is_causal;
         let buckets = Buckets { max_tokens, max_seqs, context, mixes };
         let ranks = Rank::all(self.options.tensor_parallel_size.get());
         let budgets = ranks.map(|rank| self.budget_of(rank, &buckets, num_pages));

@@ -21,7 +21,7 @@ pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
     for op in &plan.ops {
         match *op {
             Op::Embedding { table, .. } => num_ids = num_ids.min(plan.weight(table).rows),
-            Op::Rope { table, .. } => {
+            Op::Rope { table, .. } | Op::AddTable { table, .. } => {
                 num_positions = num_positions.min(plan.constant(table).rows);
             }
             _ => {}

@@ -25,6 +25,7 @@ mod cublas;
 mod delta;
 mod dequantise;
 mod element;
+mod encoder;
 mod experts;
 mod fuse;
 mod libraries;
@@ -354,6 +355,10 @@ impl<'a> Lowering<'a> {
                     _ => norm.launch(num_rows, self.view::<E>(x)?, weight, self.view::<E>(out)?),
                 }
             }
+            Op::LayerNorm(ref norm) => self.layer_norm::<E>(norm)?,
+            Op::AddTable { x, table } => self.add_table(x, table)?,
+            Op::Gelu { x, up, out } => self.gelu::<E>(x, up, out)?,
+            Op::MeanRows { x, out } => self.mean_rows(x, out)?,
             Op::Linear(ref linear) => return self.linear(linear),
             Op::Route(ref route) => self.route::<E>(route)?,
             Op::ExpertLinear(ref linear) => return self.expert_linear::<E>(linear),

@@ -19,7 +19,9 @@
 //! (docs/precision.md).
 
 mod delta;
+mod encoder;
 mod experts;
+mod pooled;
 mod weights;
 
 use self::weights::{Stacked, cols_of, num_rows, part, rows_of, scaled};
@@ -46,7 +48,11 @@ pub(super) fn plan(
     let Decoder { config, names, checkpoint, .. } = model;
     let precision = numerics.precision;
     let kv = KvLayout {
-        num_layers: config.num_layers() - config.num_delta_layers(config.num_layers()),
+        num_layers: match config.is_causal {
+            true => config.num_layers() - config.num_delta_layers(config.num_layers()),
+            // A text is read in one step: no layer needs those of another.
+            false => 1,
+        },
         num_kv_heads: shares.kv_heads.len(),
         head_dim: config.head_dim,
         num_pages: cache.num_pages,
@@ -71,13 +77,24 @@ pub(super) fn plan(
         score_columns,
         q_ropes: if q_ropes.is_empty() { k_ropes.clone() } else { q_ropes },
         k_ropes,
+        positions: None,
         builder,
     };
+    planner.positions = model.positions.clone().map(|table| planner.builder.constant(table));
     planner.builder.set_states(planner.states(cache.num_states));
+    if !config.is_causal {
+        let hidden = match config.encoder {
+            Some(encoder) => planner.encoder(encoder),
+            None => planner.layers().1,
+        };
+        let output = planner.pooled(hidden, &model.pooler);
+        return planner.builder.finish(numerics, bounds, kv, output, None);
+    }
     let (table, hidden) = planner.layers();
+    let hidden = planner.wanted(hidden);
     let (output, next_tokens) = match output {
         PlanOutput::Logits => planner.logits(table, hidden),
-        PlanOutput::Hidden => (planner.normed(hidden), None),
+        PlanOutput::Hidden | PlanOutput::Pooled => (planner.normed(hidden), None),
     };
     planner.builder.finish(numerics, bounds, kv, output, next_tokens)
 }
@@ -95,11 +112,13 @@ struct Planner<'a> {
     q_ropes: Vec<ConstantId>,
     /// Tables of K, likewise.
     k_ropes: Vec<ConstantId>,
+    /// Learned positions.
+    positions: Option<ConstantId>,
     builder: PlanBuilder,
 }
 
 impl Planner<'_> {
-    /// From token ids to the hidden states of the wanted rows; with the embedding table.
+    /// From token ids to the hidden states; with the embedding table.
     fn layers(&mut self) -> (WeightId, View) {
         let (config, names) = (self.config, self.names);
         let Config { vocab_size, hidden_size, .. } = *config;
@@ -116,10 +135,15 @@ impl Planner<'_> {
             self.mlp(layer, hidden);
         }
         self.builder.set_layer(None);
+        (table, hidden)
+    }
 
-        let last = self.builder.activation("last_hidden", Rows::Logits, hidden_size, residual);
+    /// The hidden states of the wanted rows.
+    fn wanted(&mut self, hidden: View) -> View {
+        let residual = self.precision.residual();
+        let last = self.builder.activation("last_hidden", Rows::Logits, hidden.width, residual);
         self.builder.op(Op::GatherRows { x: hidden, out: last });
-        (table, last)
+        last
     }
 
     /// What multiplies the rows of the embedding.
@@ -176,20 +200,25 @@ impl Planner<'_> {
 
     /// `hidden += attention(norm(hidden))`, or the norm of attention, or of both.
     fn attention(&mut self, layer: usize, hidden: View) {
+        let norm = Branch {
+            label: format!("layers.{layer}.attention_norm"),
+            layer,
+            name: self.names.attention_norm,
+            after: self.names.attention_post_norm,
+        };
+        let x = self.before(&norm, hidden);
+        let out = self.attended(layer, x, hidden.width);
+        self.add(&norm, out, hidden);
+    }
+
+    /// `attention(x)`, of `width` columns.
+    fn attended(&mut self, layer: usize, x: View, width: usize) -> View {
         let (config, names) = (self.config, self.names);
         let LayerConfig { window, rope, .. } = config.layers[layer];
         let head_dim = config.head_dim;
         let (num_heads, num_kv_heads) = (self.shares.heads.len(), self.shares.kv_heads.len());
         let q_width = num_heads * head_dim;
         let label = |what: &str| format!("layers.{layer}.{what}");
-
-        let norm = Branch {
-            label: label("attention_norm"),
-            layer,
-            name: names.attention_norm,
-            after: names.attention_post_norm,
-        };
-        let x = self.before(&norm, hidden);
         let parts = match config.attention_gate {
             true => self.gated_qkv_parts(layer),
             false => self.qkv_parts(layer),
@@ -200,7 +229,10 @@ impl Planner<'_> {
             self.rope(rope, [q, k], qkv);
         }
         // Those before it that have keys and values.
-        let of_cache = layer - config.num_delta_layers(layer);
+        let of_cache = match config.is_causal {
+            true => layer - config.num_delta_layers(layer),
+            false => 0,
+        };
         self.builder.op(Op::KvAppend { layer: of_cache, k, v });
         let out = self.operand(&label("attention"), Rows::Tokens, q_width);
         let sinks = config.has_sinks.then(|| {
@@ -216,7 +248,7 @@ impl Planner<'_> {
             head_dim,
             softmax_scale: config.softmax_scale as f32,
             softcap: config.attention_softcap.map(|cap| cap as f32),
-            causal: true,
+            causal: config.is_causal,
             window,
             sinks,
         };
@@ -228,12 +260,11 @@ impl Planner<'_> {
             let gate = qkv.columns(q_width + 2 * num_kv_heads * head_dim, q_width);
             self.builder.op(Op::SigmoidGate { gate, x: out, out, adds: false });
         }
-        let projection = part(names.in_layer(layer, names.attention_out), hidden.width);
+        let projection = part(names.in_layer(layer, names.attention_out), width);
         let of = (self.shares.heads.start * head_dim, config.num_heads * head_dim);
         let projection = cols_of(projection, of, q_width);
         let bias = config.attention_out_bias;
-        let out = self.summand(&label("attention_out"), projection, bias, out, hidden.width);
-        self.add(&norm, out, hidden);
+        self.summand(&label("attention_out"), projection, bias, out, width)
     }
 
     /// Q, K and V of this rank's heads, of which Q and K are normalised.

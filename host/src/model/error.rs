@@ -49,6 +49,12 @@ pub enum ModelError {
         /// How many devices there are.
         world: usize,
     },
+    /// A model whose tokens see later ones, for several devices.
+    #[error("{world} devices cannot share a model that reads texts as a whole: run it on one")]
+    EncoderShared {
+        /// How many devices there are.
+        world: usize,
+    },
     /// A precision in whose elements the model's rows would not be aligned.
     #[error(
         "the model has a {what} of {size}: in {precision} it has to be a multiple of {multiple}\n\

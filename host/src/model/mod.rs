@@ -7,21 +7,26 @@ mod config;
 mod decoder;
 mod error;
 mod names;
+mod pooler;
 mod rope;
 mod shares;
 
 pub use config::{
-    Config, ConfigError, DeltaNet, ExpertScores, Experts, Family, LayerConfig, NormPlacement,
-    QkNorm,
+    Config, ConfigError, DeltaNet, Encoder, ExpertScores, Experts, Family, LayerConfig,
+    LearnedPositions, NormPlacement, QkNorm,
 };
 pub use error::ModelError;
 use names::ExpertForm;
 pub(crate) use names::Names;
+pub use pooler::{Pooler, Pooling};
 pub(crate) use rope::yarn_attention_factor;
 pub use rope::{QueryScaling, Rope, RopeScaling};
 
-use crate::plan::{Bounds, CacheSize, Constant, Numerics, Plan, PlanOutput, Precision, Rank};
-use crate::weights::{Checkpoint, Origin};
+use crate::plan::{
+    Bounds, CacheSize, Constant, Dtype, Numerics, Plan, PlanOutput, Precision, Rank, Weight,
+    WeightLayout, WeightPart,
+};
+use crate::weights::{Checkpoint, Origin, WeightsError};
 use shares::Shares;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -32,6 +37,9 @@ pub struct Decoder {
     config: Config,
     names: &'static Names,
     checkpoint: Checkpoint,
+    pooler: Pooler,
+    /// Learned positions of each type of token, of an encoder that has them.
+    positions: Option<Constant>,
     /// The last tables that were made: the plans of one engine share them.
     rope_tables: Mutex<Option<RopeTables>>,
 }
@@ -44,7 +52,7 @@ impl Decoder {
     /// [`ModelError::Weights`] for a damaged or incomplete checkpoint, [`ModelError::Config`] for a
     /// configuration that is no model's or not supported.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelError> {
-        let checkpoint = Checkpoint::open(path)?;
+        let mut checkpoint = Checkpoint::open(path)?;
         let at_path = |source| ModelError::config(checkpoint.path(), source);
         let (config, names) = match checkpoint.origin() {
             Origin::HuggingFace { config: json, .. } => {
@@ -60,7 +68,10 @@ impl Decoder {
                 (config, names)
             }
         };
-        let decoder = Decoder { config, names, checkpoint, rope_tables: Mutex::new(None) };
+        let pooler = Pooler::open(&config, names, &mut checkpoint)?;
+        let positions = positions(&config, names, &checkpoint)?;
+        let rope_tables = Mutex::new(None);
+        let decoder = Decoder { config, names, checkpoint, pooler, positions, rope_tables };
         let bounds = Bounds::one_sequence(1);
         for weight in &decoder.plan(&Numerics::default(), bounds, 1)?.weights {
             decoder.checkpoint.check(weight)?;
@@ -71,6 +82,11 @@ impl Decoder {
     /// The model's sizes and switches.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What it makes of a text.
+    pub fn pooler(&self) -> &Pooler {
+        &self.pooler
     }
 
     /// Each tensor's name in GGUF, after its names in the checkpoint: one, or one of each expert.
@@ -268,6 +284,42 @@ impl RopeTables {
             },
         }
     }
+}
+
+/// The row of each position and type of token, which is added to the embedding: those of the first
+/// type, then those of the next.
+fn positions(
+    config: &Config,
+    names: &Names,
+    checkpoint: &Checkpoint,
+) -> Result<Option<Constant>, WeightsError> {
+    let Some(LearnedPositions { first, num_types }) =
+        config.encoder.and_then(|encoder| encoder.positions)
+    else {
+        return Ok(None);
+    };
+    let (rows, cols) = (config.max_position_embeddings, config.hidden_size);
+    let table = |stem: &str, rows: usize| {
+        let whole = WeightPart::new(format!("{stem}.weight"), rows, Dtype::F32);
+        let (name, parts) = (stem.to_owned(), vec![whole]);
+        let layout = WeightLayout::Rows;
+        checkpoint.check(&Weight { name, rows, cols, layout, parts })?;
+        checkpoint.read_f32(&format!("{stem}.weight"))
+    };
+    let positions = table(names.encoder.positions, first + rows)?;
+    let types = match num_types {
+        0 => vec![0.0; cols],
+        _ => table(names.encoder.token_types, num_types)?,
+    };
+    let row = |(of_type, position): (&[f32], usize)| -> Vec<f32> {
+        let of_position = &positions[(first + position) * cols..][..cols];
+        of_position.iter().zip(of_type).map(|(a, b)| a + b).collect()
+    };
+    let of_types = types.chunks_exact(cols);
+    let pairs = of_types.flat_map(|of_type| (0..rows).map(move |position| (of_type, position)));
+    let data: Vec<f32> = pairs.flat_map(row).collect();
+    let rows = data.len() / cols;
+    Ok(Some(Constant { name: "positions".to_owned(), rows, cols, data: data.into() }))
 }
 
 /// Whether the checkpoint has an output projection that is not the embedding: transformers does not

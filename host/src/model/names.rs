@@ -1,11 +1,14 @@
 //! Names of a family's tensors in a checkpoint, and what each packed weight is made of.
 
 mod delta;
+mod encoder;
 mod experts;
 
 use super::{Config, Family, NormPlacement, QkNorm};
 pub(crate) use delta::DeltaNames;
 use delta::{GGUF_DELTA, GGUF_GROUPED_DELTA, HF_DELTA, HF_GROUPED_DELTA};
+pub(crate) use encoder::EncoderNames;
+use encoder::{GGUF_BERT, GGUF_MODERN_BERT, HF_BERT, HF_MODERN_BERT, HF_ROBERTA};
 pub(crate) use experts::{ExpertForm, ExpertNames};
 use experts::{
     GGUF_EXPERTS, GRANITE_EXPERTS, HF_EXPERTS, MIXTRAL_EXPERTS, OPENAI_EXPERTS, QWEN_EXPERTS,
@@ -41,6 +44,8 @@ pub(crate) struct Names {
     pub experts: ExpertNames,
     /// Names of layers of Gated DeltaNet.
     pub delta: DeltaNames,
+    /// Names of what encoders have alone.
+    pub encoder: EncoderNames,
     /// Whether the rows of Q and K are in the order of interleaved RoPE.
     pub interleaved_rope: bool,
 }
@@ -59,6 +64,9 @@ impl Names {
             Family::GptOss => &HF_GPT_OSS,
             Family::GraniteMoe => &HF_GRANITE_MOE,
             Family::Gemma2 | Family::Gemma3 => &HF_GEMMA,
+            Family::Bert => &HF_BERT,
+            Family::Roberta => &HF_ROBERTA,
+            Family::ModernBert => &HF_MODERN_BERT,
             Family::Qwen3Next => &HF_QWEN3_NEXT,
             Family::Qwen35 | Family::Qwen35Moe => &HF_QWEN35,
             _ => &HF_LLAMA,
@@ -92,6 +100,8 @@ impl Names {
             Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::Gemma2 | Family::Gemma3 => {
                 &GGUF
             }
+            Family::Bert | Family::Roberta => &GGUF_BERT,
+            Family::ModernBert => &GGUF_MODERN_BERT,
             Family::Phi3 => &GGUF_PHI3,
             Family::Olmo2 | Family::Olmo3 => &GGUF_OLMO,
         }
@@ -100,6 +110,9 @@ impl Names {
     /// Every tensor of a model with its shape, outermost dimension first; in the same order by all
     /// tables.
     pub fn tensors(&self, config: &Config) -> Vec<(String, Vec<usize>)> {
+        if let Some(encoder) = config.encoder {
+            return self.encoder_tensors(config, encoder);
+        }
         let Config { vocab_size, hidden_size: hidden, intermediate_size, head_dim, .. } = *config;
         let (q_width, kv_width) = (config.num_heads * head_dim, config.num_kv_heads * head_dim);
         let mut tensors = vec![(format!("{}.weight", self.embedding), vec![vocab_size, hidden])];
@@ -200,6 +213,7 @@ const HF: Names = Names {
     down: "mlp.down_proj",
     experts: HF_EXPERTS,
     delta: HF_DELTA,
+    encoder: EncoderNames::NONE,
     interleaved_rope: false,
 };
 
@@ -333,6 +347,7 @@ const GGUF: Names = Names {
     down: "ffn_down",
     experts: GGUF_EXPERTS,
     delta: GGUF_DELTA,
+    encoder: EncoderNames::NONE,
     interleaved_rope: false,
 };
 

@@ -41,6 +41,9 @@ impl Shares {
         if world > 1 && model.config.delta.is_some() {
             return Err(ModelError::RecurrentShared { world });
         }
+        if world > 1 && !model.config.is_causal {
+            return Err(ModelError::EncoderShared { world });
+        }
         let not_shared = |what, count, unit| ModelError::NotShared { what, count, unit, world };
         let each_has_one = |what, count: usize, unit| match count.div_ceil(unit) >= world {
             true => Ok(rank.share(count, unit)),

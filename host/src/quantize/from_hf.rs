@@ -68,11 +68,16 @@ fn architecture(family: Family) -> &'static str {
         Family::Qwen3Next => "qwen3next",
         Family::Qwen35 => "qwen35",
         Family::Qwen35Moe => "qwen35moe",
+        Family::Bert | Family::Roberta => "bert",
+        Family::ModernBert => "modern-bert",
     }
 }
 
 /// The metadata that follows from the configuration.
 pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeError> {
+    if !config.is_causal {
+        return Err(QuantizeError::NotWritten("attention to later tokens"));
+    }
     let known = match config.family {
         Family::GptOss => Activation::SwigluOai,
         Family::Gemma2 | Family::Gemma3 => Activation::GeluTanh,

@@ -100,10 +100,11 @@ impl Pool {
     /// The elements of a tensor, as its type stores them.
     fn tensor(&mut self, tensor: &TensorDescription, seed: usize) -> Result<Vec<u8>, EncodeError> {
         let TensorDescription { name, dtype, .. } = tensor;
+        let is_norm = name.to_lowercase().contains("norm") && !name.ends_with("bias");
         // A norm of ones; the rate of a decay in GGUF is below 0.
         let constant = match name.ends_with(".ssm_a") {
             true => Some(-1.0),
-            false => name.contains("norm").then_some(1.0),
+            false => is_norm.then_some(1.0),
         };
         if let Some(value) = constant {
             let values = vec![value; tensor.shape.iter().product()];

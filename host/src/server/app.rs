@@ -148,6 +148,21 @@ impl App {
         Ok(self.text()?.tokenizer.encode(prompt, add_special)?)
     }
 
+    /// As [`App::encode`], but of a text that has more than `max` tokens the first ones, with those
+    /// that are added.
+    pub fn encode_at_most(
+        &self,
+        text: &str,
+        add_special: bool,
+        max: usize,
+    ) -> Result<Vec<u32>, ApiError> {
+        let tokenizer = &self.text()?.tokenizer;
+        // What no token can reach is not looked at.
+        let max_token_bytes = *self.max_token_bytes.get_or_init(|| tokenizer.max_token_bytes());
+        let end = text.floor_char_boundary(max.saturating_add(1).saturating_mul(max_token_bytes));
+        Ok(tokenizer.encode_at_most(&text[..end], add_special, max)?)
+    }
+
     /// A text that is longer than a context of the longest tokens is not encoded: it would take seconds and 250 times its
     /// size.
     pub fn check_length(&self, prompt: &str) -> Result<(), ApiError> {

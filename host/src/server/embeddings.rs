@@ -19,7 +19,7 @@ const MAX_OPEN: usize = 32;
 
 /// What a request asks the engine for, one for each input.
 pub(super) fn parse(app: &App, body: &[u8]) -> Result<(Encoding, Vec<Request>), ApiError> {
-    let request = EmbeddingRequest::parse(body, app.model.config().hidden_size)?;
+    let request = EmbeddingRequest::parse(body, &app.model)?;
     Ok((request.encoding, encode(app, &request)?))
 }
 
@@ -57,15 +57,19 @@ pub(super) fn parse_native(app: &App, body: &[u8]) -> Result<(Norm, Vec<Request>
             return Err(ApiError::param("embd_normalize", what));
         }
     };
-    let request = EmbeddingRequest::take(fields, app.model.config().hidden_size)?;
+    let request = EmbeddingRequest::take(fields, &app.model)?;
     Ok((norm, encode(app, &request)?))
 }
 
 fn encode(app: &App, request: &EmbeddingRequest) -> Result<Vec<Request>, ApiError> {
     app.check_model(request.model.as_deref())?;
     app.check_priority(request.priority)?;
+    let max = request.truncate.max_tokens(app)?;
     let encoded = request.inputs.iter().map(|input| {
-        let prompt = input.encode(app, request.add_special_tokens)?;
+        let prompt = match max {
+            None => input.encode(app, request.add_special_tokens)?,
+            Some(max) => input.encode_at_most(app, request.add_special_tokens, max)?,
+        };
         Ok(request.request(prompt))
     });
     encoded.collect()

@@ -150,6 +150,8 @@ impl From<&EngineError> for ApiError {
                 ))
             }
             EngineError::EmptyPrompt
+            | EngineError::NoGeneration
+            | EngineError::Pooling { .. }
             | EngineError::UnknownToken { .. }
             | EngineError::Sampling(_)
             // A form that the request asks for, and too much of one.

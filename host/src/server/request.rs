@@ -20,11 +20,12 @@ mod response_tools;
 mod samplers;
 mod settings;
 mod thinking;
+mod truncate;
 mod turns;
 
 pub(super) use chat::{ChatRequest, Conversation};
 pub(super) use completion::CompletionRequest;
-pub(super) use embedding::{EmbeddingRequest, Encoding};
+pub(super) use embedding::{EmbeddingRequest, Encoding, default_pooling};
 pub(super) use messages::MessagesRequest;
 pub(super) use native::{InfillRequest, NativeOptions, NativeRequest, encode, take_mixed};
 pub(super) use ollama::{Input, OllamaEmbed, OllamaRequest, keep_alive_of, take_name};

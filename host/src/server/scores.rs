@@ -1,6 +1,7 @@
 //! `/v1/rerank` and `/v1/score`: how well documents fit a query.
 //!
-//! A model that is trained to rank says `yes` or `no`; another one embeds both, and the cosine of the two vectors counts.
+//! A model that is trained to rank has a classifier, which reads both as one, or says `yes` or `no`; another one embeds
+//! both, and the cosine of the two vectors counts.
 
 mod judge;
 
@@ -29,6 +30,8 @@ pub(super) enum Version {
 pub(super) enum Scoring {
     /// One request for each pair, whose answer begins with `yes` or `no`.
     Judged(Vec<Request>),
+    /// One request for each pair, of which a classifier makes a logit.
+    Crossed(Vec<Request>),
     /// Requests for all queries, then for all documents; there may be one query for all.
     Embedded { queries: Vec<Request>, documents: Vec<Request> },
 }
@@ -77,6 +80,17 @@ fn scoring(
         priority: options.priority,
         ..Request::default()
     };
+    let max = options.truncate.max_tokens(app)?;
+    if app.model.pooling() == Pooling::Score {
+        check_classifier(app, options)?;
+        let pairs = documents.into_iter().zip(queries.iter().cycle());
+        let requests = pairs.map(|(document, query)| {
+            let (prompt, second) = pair(app, query, document, max)?;
+            let (pooling, second_text) = (Some(Pooling::Score), Some(second));
+            Ok(Request { pooling, second_text, ..request(prompt) })
+        });
+        return Ok(Scoring::Crossed(requests.collect::<Result<_, ApiError>>()?));
+    }
     if let Some(judge) = Judge::of(app)? {
         let queries = queries.iter().cycle();
         let requests = documents.into_iter().zip(queries).map(|(document, query)| {
@@ -95,13 +109,56 @@ fn scoring(
         return Err(ApiError::param("instruction", what));
     }
     let embed = |text: &&str| {
-        let prompt = app.encode(text, true)?;
-        Ok(Request { pooling: Some(Pooling::Last), ..request(prompt) })
+        let prompt = match max {
+            None => app.encode(text, true)?,
+            Some(max) => app.encode_at_most(text, true, max)?,
+        };
+        Ok(Request { pooling: Some(app.model.pooling()), ..request(prompt) })
     };
     Ok(Scoring::Embedded {
         queries: queries.iter().map(embed).collect::<Result<_, ApiError>>()?,
         documents: documents.iter().map(embed).collect::<Result<_, ApiError>>()?,
     })
+}
+
+/// Whether the model's classifier gives one score, and takes what is asked.
+fn check_classifier(app: &App, options: &RankOptions) -> Result<(), ApiError> {
+    if options.instruction.is_some() {
+        return Err(ApiError::param("instruction", "this model's classifier takes none"));
+    }
+    match app.model.embedding_size() {
+        1 => Ok(()),
+        num_labels => {
+            let what = format!("this model's classifier has {num_labels} labels: a score is one");
+            Err(ApiError::invalid(what))
+        }
+    }
+}
+
+/// The tokens of a query and a document as one text, of at most `max` tokens, and where the document
+/// begins. What is longer loses tokens first.
+fn pair(
+    app: &App,
+    query: &str,
+    document: &str,
+    max: Option<usize>,
+) -> Result<(Vec<u32>, usize), ApiError> {
+    let encode = |text: &str| match max {
+        None => app.encode(text, false),
+        Some(max) => app.encode_at_most(text, false, max),
+    };
+    let (mut query, mut document) = (encode(query)?, encode(document)?);
+    let tokenizer = &app.text()?.tokenizer;
+    if let Some(max) = max {
+        let room = max.saturating_sub(tokenizer.num_added_to_pair());
+        let [shorter, longer] = match query.len() > document.len() {
+            true => [&mut document, &mut query],
+            false => [&mut query, &mut document],
+        };
+        longer.truncate(room.saturating_sub(shorter.len()).max(room.div_ceil(2)));
+        shorter.truncate(room - longer.len().min(room));
+    }
+    Ok(tokenizer.pair(&query, &document))
 }
 
 impl Scoring {
@@ -111,7 +168,7 @@ impl Scoring {
             requests.iter().map(|request| request.prompt.len()).sum()
         };
         match self {
-            Scoring::Judged(requests) => count(requests),
+            Scoring::Judged(requests) | Scoring::Crossed(requests) => count(requests),
             Scoring::Embedded { queries, documents } => count(queries) + count(documents),
         }
     }
@@ -126,6 +183,12 @@ impl Scoring {
                 };
                 let judged = one_each(app, requests, judged).await?;
                 Ok(judged.iter().map(|of| judge::score(of)).collect())
+            }
+            Scoring::Crossed(requests) => {
+                let pooler = app.model.decoder().pooler();
+                let logits = embed(app, requests).await?;
+                let first = |logits: &Vec<f32>| logits.first().copied().unwrap_or(f32::NAN);
+                Ok(logits.iter().map(|logits| pooler.score(first(logits))).collect())
             }
             Scoring::Embedded { queries, documents } => {
                 let num_queries = queries.len();

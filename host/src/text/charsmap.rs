@@ -19,13 +19,24 @@ const MAX_REPLACEMENT_BYTES: usize = 256;
 
 /// Refuses a table that leads out of its bounds, or makes texts longer by more than any real one.
 pub(super) fn check(charsmap: &Json) -> Result<(), TextError> {
-    let refuse = |reason: &str| TextError::Vocabulary(format!("its precompiled_charsmap {reason}"));
     let text = charsmap.as_str().ok_or_else(|| refuse("is missing"))?;
     if text.len() > MAX_TABLE_BYTES {
         return Err(refuse(&format!("is over {MAX_TABLE_BYTES} bytes long")));
     }
     let bytes = STANDARD.decode(text).map_err(|_| refuse("is not Base64"))?;
-    Table::split(&bytes).and_then(|table| table.walk()).ok_or_else(|| refuse("is corrupt"))
+    check_bytes(&bytes)
+}
+
+/// [`check`] of a table that is not in Base64.
+pub(super) fn check_bytes(bytes: &[u8]) -> Result<(), TextError> {
+    if bytes.len() > MAX_TABLE_BYTES {
+        return Err(refuse(&format!("is over {MAX_TABLE_BYTES} bytes long")));
+    }
+    Table::split(bytes).and_then(|table| table.walk()).ok_or_else(|| refuse("is corrupt"))
+}
+
+fn refuse(reason: &str) -> TextError {
+    TextError::Vocabulary(format!("its precompiled_charsmap {reason}"))
 }
 
 struct Table<'a> {

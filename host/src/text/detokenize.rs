@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::str;
 
+use super::word_piece::CONTINUING_PREFIX;
 use super::{StopStrings, Tokenizer};
 
 /// How a vocabulary spells bytes; what a `decoder` of `tokenizer.json` undoes.
@@ -21,6 +22,11 @@ pub(super) enum Spelling {
         /// Whether it is.
         strip_leading_spaces: bool,
     },
+    /// WordPiece's: `##` joins a piece to the one before; else there is a space.
+    WordPiece {
+        /// Whether there is none before punctuation.
+        cleanup: bool,
+    },
     /// Words as they are, with a space between any two: no decoder.
     Words,
 }
@@ -35,6 +41,11 @@ impl Spelling {
                 None => Cow::Borrowed(token.as_bytes()),
             },
             Self::Words => Cow::Owned(format!(" {token}").into_bytes()),
+            Self::WordPiece { cleanup } => match token.strip_prefix(CONTINUING_PREFIX) {
+                Some(piece) => Cow::Borrowed(piece.as_bytes()),
+                None if cleanup && joins(token) => Cow::Borrowed(token.as_bytes()),
+                None => Cow::Owned(format!(" {token}").into_bytes()),
+            },
             Self::SentencePiece { .. } | Self::Metaspace { .. } => match byte_token(token) {
                 Some(byte) => Cow::Owned(vec![byte]),
                 None if token.contains('▁') => Cow::Owned(token.replace('▁', " ").into_bytes()),
@@ -42,6 +53,12 @@ impl Spelling {
             },
         }
     }
+}
+
+/// Whether the library's decoder of WordPiece has no space before a token of its own.
+fn joins(token: &str) -> bool {
+    const PARTS: [&str; 5] = ["n't", "'m", "'s", "'ve", "'re"];
+    token.starts_with(['.', '?', '!', ',']) || PARTS.iter().any(|part| token.starts_with(part))
 }
 
 /// The byte that GPT-2 writes as `char`: printable Latin-1 characters are themselves, the other
@@ -99,7 +116,7 @@ impl<'a> TextStream<'a> {
             Spelling::ByteLevel => false,
             Spelling::SentencePiece { strip_leading_space: strips }
             | Spelling::Metaspace { strip_leading_spaces: strips } => strips,
-            Spelling::Words => true,
+            Spelling::Words | Spelling::WordPiece { .. } => true,
         };
         let (pending, stops) = (Vec::new(), StopStrings::default());
         Self { tokenizer, skip_special, kept: Vec::new(), strip_space, pending, stops }

@@ -69,8 +69,6 @@ pub enum TextError {
 /// What a `tokenizer.ggml.model` of llama.cpp is that is not supported.
 fn model_kind(name: &str) -> &'static str {
     match name {
-        "t5" => " (Unigram)",
-        "bert" => " (WordPiece)",
         "rwkv" => " (greedy)",
         "plamo2" => " (Aho-Corasick)",
         _ => "",

@@ -1,5 +1,7 @@
 //! The tokenizer inside a GGUF file (`tokenizer.ggml.*`).
 
+mod encoders;
+
 use std::collections::BTreeMap;
 
 use tokenizers::models::bpe::{Merges, Vocab};
@@ -50,6 +52,8 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<Option<Tokenizer>, TextEr
         },
         Some("gemma4") => merged_pieces(metadata).map(Some),
         Some("llama") => sentence_piece(metadata).map(Some),
+        Some("bert") => encoders::word_piece(metadata).map(Some),
+        Some("t5") => encoders::unigram(metadata).map(Some),
         Some(other) => Err(TextError::TokenizerModel { name: one_line(other) }),
     }
 }
@@ -290,23 +294,27 @@ impl<'a> Tokens<'a> {
         Ok(vocab)
     }
 
-    /// The pieces that merges lead to, with their scores.
-    fn scored_pieces(&self, metadata: &Metadata) -> Result<Vec<(&'a str, f32)>, TextError> {
+    /// The scores of all tokens.
+    fn scores(&self, metadata: &Metadata) -> Result<Vec<f64>, TextError> {
         let scores =
             array(metadata, SCORES)?.ok_or_else(|| wrong(SCORES, "is missing".to_owned()))?;
         if scores.len() != self.0.len() {
             return Err(wrong_length(SCORES, scores.len(), self.0.len()));
         }
-        let mut pieces = Vec::with_capacity(scores.len());
-        for (id, (&(text, token_type), score)) in self.0.iter().zip(scores).enumerate() {
-            let Value::F32(score) = *score else {
-                return Err(wrong(SCORES, format!("holds no f32 at {id}")));
-            };
-            if token_type == TokenType::Normal {
-                pieces.push((text, score));
-            }
-        }
-        Ok(pieces)
+        let score = |(id, score): (usize, &Value)| match *score {
+            Value::F32(score) => Ok(f64::from(score)),
+            _ => Err(wrong(SCORES, format!("holds no f32 at {id}"))),
+        };
+        scores.iter().enumerate().map(score).collect()
+    }
+
+    /// The pieces that merges lead to, with their scores.
+    fn scored_pieces(&self, metadata: &Metadata) -> Result<Vec<(&'a str, f32)>, TextError> {
+        let pieces = self.0.iter().zip(self.scores(metadata)?);
+        let is_piece = |(&(text, token_type), score): (&(&'a str, TokenType), f64)| {
+            (token_type == TokenType::Normal).then_some((text, score as f32))
+        };
+        Ok(pieces.filter_map(is_piece).collect())
     }
 
     /// The first token of a type.

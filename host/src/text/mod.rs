@@ -25,6 +25,7 @@ mod to_gguf;
 mod tokenizer;
 mod tokenizer_json;
 mod unigram;
+mod word_piece;
 
 use std::iter;
 use std::path::Path;

@@ -10,6 +10,7 @@ use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
 use super::detokenize::Spelling;
 use super::error::{TextError, one_line};
+use super::word_piece::CONTINUING_PREFIX;
 use super::{charsmap, oniguruma};
 
 const NORMALIZERS: &[&str] = &[
@@ -26,6 +27,7 @@ const NORMALIZERS: &[&str] = &[
     "ByteLevel",
     "Nmt",
     "Precompiled",
+    "BertNormalizer",
 ];
 const PRE_TOKENIZERS: &[&str] = &[
     "Sequence",
@@ -38,6 +40,7 @@ const PRE_TOKENIZERS: &[&str] = &[
     "WhitespaceSplit",
     "CharDelimiterSplit",
     "UnicodeScripts",
+    "BertPreTokenizer",
 ];
 
 /// Normalizers or pre-tokenizers in a row at most: some make a text longer by a factor.
@@ -161,9 +164,32 @@ pub(super) fn added_around(post_processor: &Json) -> Result<(Vec<u32>, Vec<u32>)
     Ok((prefix, suffix))
 }
 
+/// The ids that `post_processor`, which [`added_around`] has read, adds before, between and after
+/// two texts; `None` if it knows of none.
+pub(super) fn added_around_pair(post_processor: &Json) -> Result<Option<[Vec<u32>; 3]>, TextError> {
+    let mut pair = None;
+    for step in steps(post_processor) {
+        match kind(step) {
+            "TemplateProcessing" => {
+                let template = TemplateProcessing::deserialize(step).map_err(library_error)?;
+                pair = template.around_pair();
+            }
+            kind @ ("RobertaProcessing" | "BertProcessing") => {
+                let ClsAndSep { cls, sep } = ClsAndSep::deserialize(step).map_err(library_error)?;
+                let between = vec![sep.1; if kind == "BertProcessing" { 1 } else { 2 }];
+                pair = Some([vec![cls.1], between, vec![sep.1]]);
+            }
+            _ => {}
+        }
+    }
+    Ok(pair)
+}
+
 #[derive(serde::Deserialize)]
 struct TemplateProcessing {
     single: Vec<Piece>,
+    #[serde(default)]
+    pair: Vec<Piece>,
     special_tokens: HashMap<String, SpecialIds>,
 }
 
@@ -188,17 +214,33 @@ struct SpecialIds {
 impl TemplateProcessing {
     /// The ids before and after the text `A`, which the template names once.
     fn around(&self) -> Option<(Vec<u32>, Vec<u32>)> {
-        let is_text = |piece: &Piece| matches!(piece, Piece::Sequence { id } if id == "A");
-        let text = self.single.iter().position(is_text)?;
-        let ids = |pieces: &[Piece]| {
-            let ids = pieces.iter().map(|piece| match piece {
-                Piece::SpecialToken { id } => Some(self.special_tokens.get(id)?.ids.as_slice()),
-                Piece::Sequence { .. } => None,
-            });
-            ids.collect::<Option<Vec<_>>>().map(|ids| ids.concat())
-        };
-        Some((ids(&self.single[..text])?, ids(&self.single[text + 1..])?))
+        let text = place_of("A", &self.single)?;
+        Some((self.ids(&self.single[..text])?, self.ids(&self.single[text + 1..])?))
     }
+
+    /// The ids before, between and after the texts `A` and `B`.
+    fn around_pair(&self) -> Option<[Vec<u32>; 3]> {
+        let [first, second] = [place_of("A", &self.pair)?, place_of("B", &self.pair)?];
+        Some([
+            self.ids(&self.pair[..first])?,
+            self.ids(self.pair.get(first + 1..second)?)?,
+            self.ids(&self.pair[second + 1..])?,
+        ])
+    }
+
+    /// The ids of `pieces`, none of which is a text.
+    fn ids(&self, pieces: &[Piece]) -> Option<Vec<u32>> {
+        let ids = pieces.iter().map(|piece| match piece {
+            Piece::SpecialToken { id } => Some(self.special_tokens.get(id)?.ids.as_slice()),
+            Piece::Sequence { .. } => None,
+        });
+        ids.collect::<Option<Vec<_>>>().map(|ids| ids.concat())
+    }
+}
+
+/// Where the text `name` is among `pieces`.
+fn place_of(name: &str, pieces: &[Piece]) -> Option<usize> {
+    pieces.iter().position(|piece| matches!(piece, Piece::Sequence { id } if id == name))
 }
 
 /// Which spelling the decoder undoes.
@@ -216,6 +258,9 @@ pub(super) fn spelling(decoder: &Json) -> Result<Spelling, TextError> {
         |step: &Json| step["prepend_scheme"] != "never" && step["add_prefix_space"] != false;
     let strip_leading_space = match kinds.as_slice() {
         ["ByteLevel"] => return Ok(Spelling::ByteLevel),
+        ["WordPiece"] if steps[0]["prefix"] == CONTINUING_PREFIX => {
+            return Ok(Spelling::WordPiece { cleanup: steps[0]["cleanup"] != false });
+        }
         ["Metaspace"] | ["ByteFallback", "Metaspace"] if is_metaspace(steps[steps.len() - 1]) => {
             let strips = is_prepended(steps[steps.len() - 1]);
             return Ok(Spelling::Metaspace { strip_leading_spaces: strips });

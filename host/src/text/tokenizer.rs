@@ -12,6 +12,8 @@ pub struct Tokenizer {
     /// What `add_special` adds before and after a text.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
+    /// What is before, between and after two texts.
+    pair: Option<[Vec<u32>; 3]>,
 }
 
 impl Tokenizer {
@@ -21,7 +23,27 @@ impl Tokenizer {
         prefix: Vec<u32>,
         suffix: Vec<u32>,
     ) -> Self {
-        Self { inner, spelling, prefix, suffix }
+        Self { inner, spelling, prefix, suffix, pair: None }
+    }
+
+    /// The same with what is before, between and after two texts, where that is known.
+    pub(super) fn with_pair(self, pair: Option<[Vec<u32>; 3]>) -> Self {
+        Self { pair, ..self }
+    }
+
+    /// The ids of two texts, each without added ones, with those that the model wants around and
+    /// between them, and where the second text begins. A tokenizer that says nothing of pairs has
+    /// each text as if it were alone, less the first ids of the second.
+    pub fn pair(&self, first: &[u32], second: &[u32]) -> (Vec<u32>, usize) {
+        let of_one = || [self.prefix.clone(), self.suffix.clone(), self.suffix.clone()];
+        let [before, between, after] = self.pair.clone().unwrap_or_else(of_one);
+        let start = before.len() + first.len() + between.len();
+        ([&before[..], first, &between, second, &after].concat(), start)
+    }
+
+    /// Ids that [`Tokenizer::pair`] adds.
+    pub fn num_added_to_pair(&self) -> usize {
+        self.pair(&[], &[]).0.len()
     }
 
     /// The token ids of `text`. Special tokens that are spelt out in it are parsed; `add_special`
@@ -36,6 +58,23 @@ impl Tokenizer {
             .encode_fast(text, false)
             .map_err(|error| TextError::Encode(one_line(error)))?;
         let ids = encoding.get_ids().to_vec();
+        Ok(if add_special { self.with_added_around(ids) } else { ids })
+    }
+
+    /// As [`Tokenizer::encode`], but at most `max` ids: the text's last ones are left out, not those
+    /// that are added.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_at_most(
+        &self,
+        text: &str,
+        add_special: bool,
+        max: usize,
+    ) -> Result<Vec<u32>, TextError> {
+        let mut ids = self.encode(text, false)?;
+        let (before, after) = self.num_added_around(add_special);
+        ids.truncate(max.saturating_sub(before + after));
         Ok(if add_special { self.with_added_around(ids) } else { ids })
     }
 

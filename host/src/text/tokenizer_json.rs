@@ -14,7 +14,7 @@ use super::error::{TextError, one_line};
 use super::merges::Parts;
 use super::pipeline::{self, library_error, unsupported};
 use super::tokenizer::Tokenizer;
-use super::unigram;
+use super::{unigram, word_piece};
 
 /// The tokenizer that `bytes` describe.
 pub(super) fn parse(bytes: &[u8]) -> Result<Tokenizer, TextError> {
@@ -27,6 +27,10 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tokenizer, TextError> {
         }
         Some("Unigram") => {
             let (file, model) = File::<unigram::Parts>::read(bytes)?;
+            file.build(model.build()?)
+        }
+        Some("WordPiece") => {
+            let (file, model) = File::<word_piece::Parts>::read(bytes)?;
             file.build(model.build()?)
         }
         Some(other) => Err(unsupported("model", other)),
@@ -95,6 +99,7 @@ impl<M: DeserializeOwned> File<M> {
     fn build(self, model: impl Into<ModelWrapper>) -> Result<Tokenizer, TextError> {
         let spelling = pipeline::spelling(&self.decoder)?;
         let (prefix, suffix) = pipeline::added_around(&self.post_processor)?;
+        let pair = pipeline::added_around_pair(&self.post_processor)?;
         let normalizer = pipeline::normalizer(self.normalizer)?;
         let pre_tokenizer = pipeline::pre_tokenizer(self.pre_tokenizer)?;
         let mut tokenizer = tokenizers::Tokenizer::new(model);
@@ -110,7 +115,7 @@ impl<M: DeserializeOwned> File<M> {
                 return Err(TextError::Vocabulary(reason));
             }
         }
-        Ok(Tokenizer::new(tokenizer, spelling, prefix, suffix))
+        Ok(Tokenizer::new(tokenizer, spelling, prefix, suffix).with_pair(pair))
     }
 }
 

@@ -12,10 +12,10 @@ const MAX_VOCAB_BYTES: usize = 8 << 20;
 /// A Unigram model in the words of `tokenizer.json`.
 #[derive(serde::Deserialize)]
 pub(super) struct Parts {
-    vocab: Vec<(String, f64)>,
-    unk_id: Option<usize>,
+    pub vocab: Vec<(String, f64)>,
+    pub unk_id: Option<usize>,
     #[serde(default)]
-    byte_fallback: bool,
+    pub byte_fallback: bool,
 }
 
 impl Parts {

@@ -102,6 +102,19 @@ impl Checkpoint {
         TensorEntry { name, shape, dtype, bytes, file: &file.path, packed }
     }
 
+    /// Adds the tensors of `model.safetensors` in a folder of the directory, as `folder/name`.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub(crate) fn open_folder(&mut self, folder: &str) -> Result<(), WeightsError> {
+        let (file, tensors) = open_safetensors(&self.path.join(folder).join(WEIGHT_FILES[0]))?;
+        let index = self.files.len();
+        self.files.push(file);
+        let locate = |(name, info)| (format!("{folder}/{name}"), Located::plain(index, info));
+        self.tensors.extend(tensors.into_iter().map(locate));
+        Ok(())
+    }
+
     fn open_gguf(path: &Path) -> Result<Self, WeightsError> {
         let (file, Gguf { metadata, tensors }) = open_gguf_file(path)?;
         if split::count(&metadata).is_some() {

@@ -1,5 +1,6 @@
 //! The launches of attention.
 
+use super::reach::Reach;
 use super::tile::{AttentionElement, PANEL_COLUMNS};
 use crate::Rows;
 use crate::kv_cache::PAGE_SIZE;
@@ -45,7 +46,7 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// Whether a query sees no position after its own.
     pub causal: bool,
-    /// Sliding window, in positions; causal attention alone has one.
+    /// Sliding window, in positions; to both sides in attention that is not causal.
     pub window: Option<usize>,
     /// Whether no bit of a row may depend on the other rows of the step.
     pub batch_invariant: bool,
@@ -162,6 +163,10 @@ impl Attention {
         LaunchError::Shape { what: "head_dim", value: self.head_dim, expected: "from 1 to 256" }
     }
 
+    pub(super) fn reach(&self) -> Reach {
+        Reach { causal: self.causal, window: self.window }
+    }
+
     pub(super) fn params<E: AttentionElement>(
         &self,
         operands: &AttentionOperands<E>,
@@ -202,19 +207,9 @@ impl Attention {
                 expected: "a divisor of num_heads",
             });
         }
-        match self.window {
-            Some(0) => {
-                return Err(LaunchError::Shape {
-                    what: "window",
-                    value: 0,
-                    expected: "at least 1",
-                });
-            }
-            Some(value) if !self.causal => {
-                let expected = "none in attention that is not causal";
-                return Err(LaunchError::Shape { what: "window", value, expected });
-            }
-            _ => {}
+        if self.window == Some(0) {
+            let (what, expected) = ("window", "at least 1");
+            return Err(LaunchError::Shape { what, value: 0, expected });
         }
         if self.max_pages_per_seq * (PAGE_SIZE as usize) < self.max_kv_len {
             return Err(LaunchError::Shape {
@@ -239,8 +234,7 @@ impl Attention {
             num_kv_heads: self.num_kv_heads as u32,
             head_dim: self.head_dim as u32,
             aligned: aligned.into(),
-            // A larger window never masks.
-            window: self.window.map_or(u32::MAX, |window| window.min(u32::MAX as usize) as u32),
+            window: self.reach().window_arg(),
             softmax_scale: self.softcap.unwrap_or(self.softmax_scale),
             softcap: self.softcap.map_or(0.0, |cap| self.softmax_scale / cap),
         })

@@ -100,11 +100,13 @@ impl Token {
         // SAFETY: the caller's promise.
         unsafe {
             let seq = seq_ids.get(token as usize);
-            let mut end_key = kv_lens.get(seq as usize);
-            if causal != 0 {
-                end_key -= cu_seqlens_q.get(seq as usize + 1) - 1 - token;
-            }
-            Token { seq, first_key: end_key.saturating_sub(window), end_key }
+            let kv_len = kv_lens.get(seq as usize);
+            let after_own = kv_len - (cu_seqlens_q.get(seq as usize + 1) - 1 - token);
+            let end_key = match causal {
+                0 => after_own.saturating_add(window - 1).min(kv_len),
+                _ => after_own,
+            };
+            Token { seq, first_key: after_own.saturating_sub(window), end_key }
         }
     }
 }

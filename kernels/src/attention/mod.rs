@@ -1,8 +1,8 @@
 //! Attention over the paged cache.
 //!
 //! Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])`. It
-//! attends to positions `0 ..= p`, with a window `w` to `p - w < j <= p`; to all of the sequence's
-//! positions if attention is not causal.
+//! attends to positions `0 ..= p`, with a window `w` to `p - w < j <= p`; if attention is not causal
+//! to all of the sequence's positions, with a window `w` to `p - w < j < p + w`.
 
 mod combine;
 pub mod decode;
@@ -20,6 +20,8 @@ pub mod work;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
+#[cfg(not(target_arch = "nvptx64"))]
+mod reach;
 #[cfg(not(target_arch = "nvptx64"))]
 mod splits;
 #[cfg(not(target_arch = "nvptx64"))]

@@ -7,6 +7,7 @@
 //! lengths alone. They have equally many pages, all but the last
 //! (`docs/measurements/attention_decode.md`).
 
+use super::reach::Reach;
 use super::work::DecodeItem;
 use super::work_list::{ItemWords, SeqLens};
 use crate::kv_cache::PAGE_SIZE;
@@ -68,6 +69,10 @@ fn most_splits(pages: usize) -> usize {
 }
 
 impl Splitting {
+    fn reach(&self) -> Reach {
+        Reach { causal: self.causal, window: self.window }
+    }
+
     fn row_blocks(&self, q_len: usize) -> usize {
         (q_len * self.group).div_ceil(self.block_rows)
     }
@@ -95,9 +100,10 @@ impl Splitting {
 
     /// The pages that a sequence reads.
     fn pages(&self, seq: &SeqLens) -> Range<usize> {
-        let (q_len, kv_len) = (seq.q_len as usize, seq.kv_len as usize);
-        let end_first = kv_len - q_len + 1;
-        let first_key = self.window.map_or(0, |window| end_first.saturating_sub(window));
+        let kv_len = seq.kv_len as usize;
+        let end_first = self.reach().mask_position(seq.kv_len - seq.q_len, seq.kv_len) as usize + 1;
+        let window = self.reach().mask_window();
+        let first_key = window.map_or(0, |window| end_first.saturating_sub(window));
         first_key / PAGE_SIZE as usize..kv_len.div_ceil(PAGE_SIZE as usize)
     }
 
@@ -154,8 +160,7 @@ impl Splitting {
         first_partial: &mut u32,
     ) {
         let (num_rows, row_blocks) = (q_len as usize * self.group, self.row_blocks(q_len as usize));
-        // Without a causal mask all queries see what the last one sees.
-        let first_position = if self.causal { kv_len - q_len } else { kv_len - 1 };
+        let first_position = self.reach().mask_position(kv_len - q_len, kv_len);
         for (kv_head, row_block) in
             (0..self.num_kv_heads).flat_map(|head| (0..row_blocks).map(move |block| (head, block)))
         {

@@ -13,7 +13,7 @@ pub const ITEM_WORDS: u32 = 8;
 ///
 /// Query `i` sees keys `position + i - window < key <= position + i`, where `position` is
 /// `first_position`. Attention that is not causal has items whose `first_position` is the
-/// sequence's last.
+/// sequence's last or, with a window to both sides, that of the last key in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillItem {
     /// The sequence: a row of the block table.
@@ -24,7 +24,7 @@ pub struct PrefillItem {
     pub first_token: u32,
     /// Queries, at most the kernel's `BLOCK_M`.
     pub queries: u32,
-    /// Position of the first query.
+    /// Position of the first query, as the mask takes it.
     pub first_position: u32,
     /// First key that a query sees, rounded down to a page.
     pub first_key: u32,

@@ -116,7 +116,8 @@ impl Attention {
         let (mut sections, mut section, mut bytes_left) = (Vec::new(), Vec::new(), L2_BYTES);
         for &prompt in prompts {
             let SeqLens { q_len, kv_len } = prompt.lens;
-            let seen = self.window.map_or(kv_len as usize, |w| w.saturating_add(q_len as usize));
+            let window = self.reach().mask_window();
+            let seen = window.map_or(kv_len as usize, |w| w.saturating_add(q_len as usize));
             let positions = seen.min(kv_len as usize);
             let head_bytes = 2 * positions * self.head_dim * element_bytes;
             let mut heads = 0..self.num_kv_heads as u32;
@@ -139,13 +140,12 @@ impl Attention {
 
     /// The query tiles of a prompt, with a head of 0.
     fn query_tiles(&self, prompt: Prompt, block_m: u32) -> impl Iterator<Item = PrefillItem> {
-        let Attention { causal, window, .. } = *self;
+        let (reach, window) = (self.reach(), self.reach().mask_window());
         let Prompt { seq, first_token, lens: SeqLens { q_len, kv_len } } = prompt;
         (0..q_len).step_by(block_m as usize).map(move |first_query| {
             let queries = block_m.min(q_len - first_query);
-            // Without a causal mask all queries see what the last one sees.
-            let first_position = if causal { kv_len - q_len + first_query } else { kv_len - 1 };
-            let end_key = if causal { first_position + queries } else { kv_len };
+            let first_position = reach.mask_position(kv_len - q_len + first_query, kv_len);
+            let end_key = (first_position + queries).min(kv_len);
             let hidden =
                 window.map_or(0, |window| (first_position as usize + 1).saturating_sub(window));
             PrefillItem {

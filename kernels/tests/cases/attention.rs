@@ -210,6 +210,12 @@ impl Case {
         device.read_rows(out, [self.tokens(), self.tokens() + 1], self.width())
     }
 
+    /// The window of the kernels' mask: one to both sides is one that ends later.
+    fn mask_window(&self) -> u32 {
+        let window = self.window.map(|window| if self.causal { window } else { 2 * window - 1 });
+        window.map_or(u32::MAX, |window| window as u32)
+    }
+
     /// The work items of a prefill by tiles of `block_m` queries.
     fn items(&self, block_m: usize) -> Vec<PrefillItem> {
         let (mut items, mut first_token) = (Vec::new(), 0);
@@ -218,7 +224,13 @@ impl Case {
                 let queries = block_m.min(q_len - first_query);
                 let keys = |query| self.definition(0.0).keys(seq, query);
                 let (first, last) = (keys(first_query), keys(first_query + queries - 1));
-                let position = if self.causal { kv_len - q_len + first_query } else { kv_len - 1 };
+                let own = kv_len - q_len + first_query;
+                let position = match self.window {
+                    _ if self.causal => own,
+                    None => kv_len - 1,
+                    // Of a window to both sides that of its last key.
+                    Some(window) => own + window - 1,
+                };
                 items.extend((0..self.heads[0]).map(|head| PrefillItem {
                     seq: seq as u32,
                     head: head as u32,

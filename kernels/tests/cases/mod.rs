@@ -4,6 +4,7 @@ mod attention;
 mod cache;
 mod collective;
 mod delta;
+mod encoder;
 mod experts;
 mod linear;
 mod rows;

@@ -6,7 +6,7 @@
 //! keys come in whole pages, and a key that a row does not see contributes an exact zero.
 
 use super::products::{self, Strided};
-use super::{Keys, Operation, group};
+use super::{Keys, Operation, group, positions_seen};
 use crate::activations::Rows;
 use crate::exp::exp;
 use crate::kv::{KvCache, row_elems};
@@ -32,15 +32,17 @@ pub fn tile_tokens(attention: &Attention) -> usize {
 pub struct QueryTile<'a> {
     /// Rows of the step's Q.
     pub tokens: Range<usize>,
-    /// Keys of the first token; in causal attention each further token sees one more.
+    /// Keys of the first token.
     pub first: Keys<'a>,
+    /// Its position, of `kv_len` of the sequence.
+    pub position: usize,
+    pub kv_len: usize,
 }
 
 impl QueryTile<'_> {
     /// Positions of the keys that the `token`-th token of the tile sees.
     fn visible(&self, attention: &Attention, token: usize) -> Range<usize> {
-        let end = self.first.positions.end + if attention.causal { token } else { 0 };
-        attention.window.map_or(0, |window| end.saturating_sub(window))..end
+        positions_seen(attention, self.position + token, self.kv_len)
     }
 }
 

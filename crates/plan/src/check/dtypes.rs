@@ -3,7 +3,7 @@
 
 use super::super::{
     AllReduce, AppendAttention, Attention, CausalConv, DeltaRule, Dtype, ExpertGate, ExpertLinear,
-    Linear, Norm, Op, Plan, PlanError, RopeAppend, Route, Scores, View, WeightId,
+    LayerNorm, Linear, Norm, Op, Plan, PlanError, RopeAppend, Route, Scores, View, WeightId,
 };
 
 /// Types that operations compute on.
@@ -82,6 +82,23 @@ impl Plan {
                 is("x", self.dtype(x), &[Dtype::F32])?;
                 self.check_vector(&at, "the weight", weight)?;
                 is("the residual", self.dtype(residual), &[Dtype::F32])
+            }
+            Op::LayerNorm(LayerNorm { x, weight, bias, out, .. }) => {
+                is("x", self.dtype(x), &[Dtype::F32])?;
+                self.check_vector(&at, "the weight", weight)?;
+                bias.map_or(Ok(()), |bias| self.check_vector(&at, "the bias", bias))?;
+                is("out", self.dtype(out), FLOATS)
+            }
+            Op::AddTable { x, .. } => is("x", self.dtype(x), &[Dtype::F32]),
+            Op::Gelu { x, up, out } => {
+                let x = self.dtype(x);
+                is("x", x, FLOATS)?;
+                up.map_or(Ok(()), |up| is("up", self.dtype(up), &[x]))?;
+                is("out", self.dtype(out), &[x])
+            }
+            Op::MeanRows { x, out } => {
+                is("x", self.dtype(x), &[Dtype::F32])?;
+                is("out", self.dtype(out), &[Dtype::F32])
             }
             Op::Linear(ref linear) => self.check_linear_dtypes(&at, linear),
             Op::Route(ref route) => {

@@ -6,8 +6,8 @@ mod tests;
 
 use super::{
     AllReduce, AppendAttention, Attention, CausalConv, Constant, ConstantId, DeltaRule, Dtype,
-    ExpertGate, ExpertLinear, Groups, Linear, MaterializedAttention, Op, PartTransform, Plan,
-    PlanError, RopeAppend, Route, Router, Rows, Scores, View, Weight, WeightId, WeightPart,
+    ExpertGate, ExpertLinear, Groups, LayerNorm, Linear, MaterializedAttention, Op, PartTransform,
+    Plan, PlanError, RopeAppend, Route, Router, Rows, Scores, View, Weight, WeightId, WeightPart,
 };
 
 impl Plan {
@@ -89,7 +89,11 @@ impl Plan {
     /// same view, and of [`Op::RopeAppend`] other columns.
     fn check_in_place(&self, op: &Op) -> Result<(), String> {
         let in_place = match *op {
-            Op::RmsNorm { x, .. } | Op::Rope { x, .. } | Op::Softcap { x, .. } => Some(x),
+            Op::RmsNorm { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Softcap { x, .. }
+            | Op::AddTable { x, .. }
+            | Op::LayerNorm(LayerNorm { x, .. }) => Some(x),
             Op::RopeAppend(RopeAppend { q, .. }) => Some(q),
             Op::Linear(Linear { x, residual, .. })
             | Op::ExpertLinear(ExpertLinear { x, residual, .. }) => {
@@ -107,6 +111,7 @@ impl Plan {
         };
         let allowed = |read: View, out: View| match op {
             _ if read.tensor != out.tensor => true,
+            Op::Gelu { .. } if read == out => true,
             Op::RopeAppend(_) if !read.overlaps(out) => true,
             Op::AllReduce(_) if read == out => true,
             _ => in_place == Some(read) && read == out,
@@ -132,6 +137,27 @@ impl Plan {
             Op::RmsNorm { x, weight, out, .. } | Op::NormAdd { x, weight, residual: out, .. } => {
                 self.same_shape(x, out)?;
                 same("columns left over", x.width % self.vector(weight)?, 0)
+            }
+            Op::LayerNorm(LayerNorm { x, weight, bias, out, keeps, .. }) => {
+                self.same_shape(x, out)?;
+                ensure(!keeps || x != out, || "an output that is kept twice".into())?;
+                let mut vectors = [weight].into_iter().chain(bias);
+                vectors.try_for_each(|id| same("columns", self.vector(id)?, x.width))
+            }
+            Op::AddTable { x, table } => {
+                self.rows_are(x, Rows::Tokens)?;
+                let Constant { rows, cols, data, .. } = self.constant(table);
+                ensure(data.is_empty() || data.len() == rows * cols, || "a torn table".into())?;
+                same("columns of the table", *cols, x.width)
+            }
+            Op::Gelu { x, up, out } => {
+                up.map_or(Ok(()), |up| self.same_shape(up, x))?;
+                self.same_shape(x, out)
+            }
+            Op::MeanRows { x, out } => {
+                self.rows_are(x, Rows::Tokens)?;
+                self.rows_are(out, Rows::Logits)?;
+                same("columns", x.width, out.width)
             }
             Op::Linear(linear) => self.check_linear(&linear),
             Op::Route(route) => self.check_route(&route),
@@ -297,7 +323,6 @@ impl Plan {
         ensure(op.num_kv_heads > 0, || "no KV head".into())?;
         same("query heads left over", op.num_heads % op.num_kv_heads, 0)?;
         ensure(op.window != Some(0), || "a window of no position".into())?;
-        ensure(op.causal || op.window.is_none(), || "a window of full attention".into())?;
         let scale = op.softmax_scale;
         ensure(scale > 0.0 && scale.is_finite(), || format!("a softmax scale of {scale}"))?;
         op.softcap.map_or(Ok(()), check_cap)?;

@@ -2,8 +2,8 @@
 
 use super::super::testing::{Decoder, silu_mul};
 use super::super::{
-    Accumulate, Bounds, CacheType, ConstantId, Dtype, KvLayout, KvStorage, Numerics, PlanBuilder,
-    Precision, TensorId, WeightPart, WeightStorage,
+    Accumulate, Bounds, CacheType, Constant, ConstantId, Dtype, KvLayout, KvStorage, LayerNorm,
+    Numerics, PlanBuilder, Precision, TensorId, WeightPart, WeightStorage,
 };
 use super::*;
 use Dtype::{BF16, F16, F32, U32};
@@ -95,10 +95,6 @@ fn rejects_what_does_not_fit() {
         ("no layer 0", |p| p.kv.num_layers = 0),
         ("columns: 4 where 8", |p| p.kv.num_kv_heads = 2),
         ("never appended", |p| _ = p.ops.remove(4)),
-        ("a window of full attention", |p| {
-            let Op::Attention(attention) = &mut p.ops[5] else { unreachable!() };
-            (attention.causal, attention.window) = (false, Some(4));
-        }),
         ("rows: Logits where Tokens", |p| p.tensors[0].rows = Rows::Logits),
         ("query heads left over", |p| {
             // One query head over two KV heads, in as many columns as before.
@@ -481,4 +477,51 @@ fn rejects_experts_that_do_not_fit() {
         ("the bias is F16, expected F32", |p| p.weights[1].parts[0].storage = F16),
     ];
     reject(routed, faults);
+}
+
+/// Learned positions, a norm that is kept, a gated GELU, a mean. Weights: 0 and 1 those of the norm.
+fn encoder() -> Plan {
+    let mut b = PlanBuilder::new();
+    let kv = KvLayout { num_layers: 0, ..plan().kv };
+    let hidden = b.activation("hidden", Rows::Tokens, 8, F32);
+    let normed = b.activation("normed", Rows::Tokens, 8, F32);
+    let gated = b.activation("gated", Rows::Tokens, 8, F32);
+    let pooled = b.activation("pooled", Rows::Logits, 8, F32);
+    let [norm, bias] = [(); 2].map(|_| weight(&mut b, 1, 8, F32));
+    let table = weight(&mut b, 10, 8, F32);
+    let data = vec![0.0; 16].into();
+    let positions = b.constant(Constant { name: "positions".into(), rows: 2, cols: 8, data });
+    b.op(Op::Embedding { table, out: hidden, scale: 1.0 });
+    b.op(Op::AddTable { x: hidden, table: positions });
+    let (x, out, keeps) = (hidden, normed, true);
+    let norm = LayerNorm { x, weight: norm, bias: Some(bias), eps: 1e-5, out, keeps };
+    b.op(Op::LayerNorm(norm));
+    b.op(Op::Gelu { x: normed, up: Some(hidden), out: gated });
+    b.op(Op::MeanRows { x: gated, out: pooled });
+    b.finish(&Numerics::default(), BOUNDS, kv, pooled, None).unwrap()
+}
+
+#[test]
+fn rejects_what_does_not_fit_in_an_encoder() {
+    fn norm(plan: &mut Plan) -> &mut LayerNorm {
+        let Op::LayerNorm(norm) = &mut plan.ops[2] else { unreachable!() };
+        norm
+    }
+    let faults: &[Fault] = &[
+        ("columns of the table: 7 where 8", |p| {
+            (p.constants[0].cols, p.constants[0].data) = (7, vec![0.0; 14].into());
+        }),
+        ("a torn table", |p| p.constants[0].rows = 3),
+        ("columns: 7 where 8", |p| (p.weights[1].cols, p.weights[1].parts[0].rows) = (7, 7)),
+        ("an output that is kept twice", |p| norm(p).out = norm(p).x),
+        ("the bias is F16, expected F32", |p| p.weights[1].parts[0].storage = F16),
+        ("x is F16, expected F32", |p| p.tensors[0].dtype = F16),
+        ("`normed` is read while it is written", |p| {
+            let Op::Gelu { x, out, .. } = &mut p.ops[3] else { unreachable!() };
+            (x.width, *out) = (4, View { start: 4, width: 4, ..*x });
+        }),
+        ("rows: Tokens where Logits", |p| p.tensors[3].rows = Rows::Tokens),
+        ("out is F16, expected F32", |p| p.tensors[3].dtype = F16),
+    ];
+    reject(encoder, faults);
 }

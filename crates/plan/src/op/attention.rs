@@ -38,7 +38,8 @@ pub struct RopeAppend {
 ///
 /// Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])`. In
 /// causal attention it sees the positions `0 ..= p`, of those with a window `w` only the last `w`:
-/// `p - w < j <= p`. In full attention it sees the positions `0 .. kv_lens[s]`.
+/// `p - w < j <= p`. In full attention it sees the positions `0 .. kv_lens[s]`, of those with a
+/// window only `p - w < j < p + w`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// Layer of the cache.
@@ -59,7 +60,7 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// Whether a token sees no position after its own.
     pub causal: bool,
-    /// Sliding window of causal attention, in positions.
+    /// Sliding window, in positions; to both sides in full attention.
     pub window: Option<usize>,
     /// `[num_heads]`: a score of each query head, beside those of the keys, that has no value. It
     /// takes part in the softmax's maximum and sum.

@@ -147,7 +147,8 @@ impl CudaExecutor {
             modules: Modules::new(kernels, cache, device.sm_shared_bytes),
             step_inputs: pinned(memory.step.bytes() / size_of::<u32>())?,
             logits: pinned(plan.output.width)?,
-            next_tokens: pinned(next_tokens_len(plan))?,
+            // An encoder draws none.
+            next_tokens: pinned(next_tokens_len(plan).max(1))?,
             memory,
             stream,
             device,

@@ -48,6 +48,10 @@ impl Config {
         let family = Family::from_name(&architecture)?;
         let names = Names::gguf(family);
         let fields = Fields::gguf(metadata, &architecture);
+        if family.is_encoder() {
+            return Self::encoder_from_gguf(&fields, family, tensors);
+        }
+        let is_causal = architecture != EMBEDDING_GEMMA;
         let experts = gguf_experts::experts(&fields, family)?;
 
         let num_heads = fields.required_count("attention.head_count", range::NUM_HEADS)?;
@@ -64,7 +68,12 @@ impl Config {
         let max_position_embeddings = fields.required_count("context_length", range::POSITIONS)?;
         let rope = rope(&fields, family, tensors, head_dim, max_position_embeddings)?;
         let query_scaling = query_scaling(&fields, family, max_position_embeddings)?;
-        let (layers, ropes) = layers(&fields, family, &rope)?;
+        let (mut layers, ropes) = layers(&fields, family, &rope)?;
+        if !is_causal {
+            // Half of it to each side.
+            let windows = layers.iter_mut().filter_map(|layer| layer.window.as_mut());
+            windows.for_each(|window| *window = *window / 2 + 1);
+        }
         let multiplier = |key| multiplier(&fields, family, key);
         let sizes = [hidden_size, num_heads, head_dim];
         let has = |name: String| tensors.shape(&name).is_some();
@@ -121,6 +130,8 @@ impl Config {
             query_scaling,
             attention_gate: family.has_delta(),
             delta: delta::from_gguf(&fields, family)?,
+            is_causal,
+            encoder: None,
             layers,
             ropes,
         }
@@ -142,6 +153,9 @@ impl Config {
         default_scale(self.family, self.num_layers(), sizes)
     }
 }
+
+/// EmbeddingGemma's architecture: a Gemma 3 whose tokens see each other.
+const EMBEDDING_GEMMA: &str = "gemma-embedding";
 
 /// The cap of the logits.
 const LOGITS_SOFTCAP: &str = "final_logit_softcapping";
@@ -313,7 +327,7 @@ fn original(fields: &Fields, max_position_embeddings: usize) -> Result<usize, Co
 }
 
 /// Rows of the embedding: the metadata names the vocabulary's size only sometimes.
-fn vocab_size(names: &Names, tensors: &impl Tensors) -> Result<usize, ConfigError> {
+pub(super) fn vocab_size(names: &Names, tensors: &impl Tensors) -> Result<usize, ConfigError> {
     let name = format!("{}.weight", names.embedding);
     match tensors.shape(&name) {
         Some(&[rows, _]) if range::VOCAB_SIZE.contains(&rows) => Ok(rows),

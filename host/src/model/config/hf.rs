@@ -31,6 +31,8 @@ impl Defaults {
         };
         match family {
             Family::Llama | Family::Granite | Family::GraniteMoe => BASE,
+            // What they leave out is in `encoder.rs`.
+            Family::Bert | Family::Roberta | Family::ModernBert => BASE,
             Family::GptOss => Defaults {
                 num_kv_heads: Some(8),
                 head_dim: Some(64),
@@ -143,8 +145,11 @@ impl Config {
             None if model_type == "gemma3" => Family::Gemma3,
             _ => Family::from_name(&fields.required_text("model_type")?)?,
         };
+        if family.is_encoder() {
+            return Self::encoder_from_hf(&fields, family);
+        }
         let defaults = Defaults::of(family);
-        check_is_causal(&fields, family)?;
+        let is_causal = is_causal(&fields, family)?;
 
         let num_heads = size(&fields, family, "num_attention_heads", range::NUM_HEADS)?;
         let hidden_size = size(&fields, family, "hidden_size", range::HIDDEN_SIZE)?;
@@ -184,8 +189,13 @@ impl Config {
             size(&fields, family, "max_position_embeddings", range::POSITIONS)?;
         let default_rope = rope_hf::Defaults { theta: defaults.rope_theta, head_dim };
         let rope = rope_hf::rope(&fields, family, default_rope, max_position_embeddings)?;
-        let (layers, ropes) =
+        let (mut layers, ropes) =
             hf_layers::layers(&fields, family, defaults.sliding_window, &rope.of_type)?;
+        if !is_causal {
+            // Half of it to each side.
+            let windows = layers.iter_mut().filter_map(|layer| layer.window.as_mut());
+            windows.for_each(|window| *window = *window / 2 + 1);
+        }
         let experts = hf_experts::experts(&fields, family)?;
         let has_dense_layers = layers.iter().any(|layer| !layer.has_experts);
         let intermediate_size = match experts {
@@ -249,6 +259,8 @@ impl Config {
             query_scaling: rope.query_scaling,
             attention_gate: family.has_delta(),
             delta: delta::from_hf(&fields, family)?,
+            is_causal,
+            encoder: None,
             layers,
             ropes,
         }
@@ -292,12 +304,14 @@ pub(super) fn size(
     }
 }
 
-/// Encoders have the names of decoders: EmbeddingGemma those of Gemma 3.
-fn check_is_causal(fields: &Fields, family: Family) -> Result<(), ConfigError> {
+/// Whether a token sees no later one: all of a family are decoders but EmbeddingGemma, which has the
+/// name of Gemma 3.
+fn is_causal(fields: &Fields, family: Family) -> Result<bool, ConfigError> {
     const FIELD: &str = "use_bidirectional_attention";
-    match family.is_gemma() && fields.flag(FIELD, false)? {
-        true => Err(fields.invalid(FIELD, "decoders alone are supported: false")),
-        false => Ok(()),
+    match (family, family.is_gemma() && fields.flag(FIELD, false)?) {
+        (Family::Gemma3, sees_all) => Ok(!sees_all),
+        (_, true) => Err(fields.invalid(FIELD, "decoders alone are supported: false")),
+        (_, false) => Ok(true),
     }
 }
 

@@ -76,6 +76,9 @@ fn windows(
         | Family::GraniteMoe
         | Family::Glm4Moe
         | Family::Olmo2
+        | Family::Bert
+        | Family::Roberta
+        | Family::ModernBert
         | Family::Qwen3Next
         | Family::Qwen35
         | Family::Qwen35Moe => false,

@@ -1,6 +1,7 @@
 //! The normalised configuration of a model, whatever family and file it comes from.
 
 mod delta;
+mod encoder;
 mod fields;
 mod gguf;
 mod gguf_experts;
@@ -13,6 +14,7 @@ mod rope_hf;
 mod tests;
 
 pub use delta::DeltaNet;
+pub use encoder::{Encoder, LearnedPositions};
 pub use layer::{ExpertScores, Experts, LayerConfig, NormPlacement, QkNorm};
 
 use super::rope::{QueryScaling, Rope, RopeScaling};
@@ -44,11 +46,15 @@ pub enum Family {
     Qwen3Next,
     Qwen35,
     Qwen35Moe,
+    Bert,
+    /// XLM-RoBERTa too.
+    Roberta,
+    ModernBert,
 }
 
 impl Family {
     /// Every family, by the names that `model_type` and `general.architecture` have for it.
-    pub const ALL: [(&'static str, Family); 28] = [
+    pub const ALL: [(&'static str, Family); 34] = [
         ("llama", Family::Llama),
         ("mistral", Family::Mistral),
         ("qwen2", Family::Qwen2),
@@ -75,6 +81,8 @@ impl Family {
         ("gemma3_text", Family::Gemma3),
         // As GGUF calls it.
         ("gemma3", Family::Gemma3),
+        // An encoder of the same layers.
+        ("gemma-embedding", Family::Gemma3),
         ("qwen3_next", Family::Qwen3Next),
         // As GGUF calls them.
         ("qwen3next", Family::Qwen3Next),
@@ -83,6 +91,12 @@ impl Family {
         // The language model of one that takes images.
         ("qwen3_5_text", Family::Qwen35),
         ("qwen3_5_moe_text", Family::Qwen35Moe),
+        ("bert", Family::Bert),
+        ("roberta", Family::Roberta),
+        ("xlm-roberta", Family::Roberta),
+        ("modernbert", Family::ModernBert),
+        // As GGUF calls it.
+        ("modern-bert", Family::ModernBert),
     ];
 
     /// Whether it is one of Gemma, which have an embedding that is multiplied by the root of its
@@ -95,6 +109,11 @@ impl Family {
     /// of each head that is rotated.
     fn has_delta(self) -> bool {
         matches!(self, Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe)
+    }
+
+    /// Whether its models are encoders, each of a [`Config::encoder`].
+    fn is_encoder(self) -> bool {
+        matches!(self, Family::Bert | Family::Roberta | Family::ModernBert)
     }
 
     /// The family called `name`.
@@ -172,6 +191,10 @@ pub struct Config {
     pub attention_gate: bool,
     /// The layers that have a recurrent state in the place of keys and values.
     pub delta: Option<DeltaNet>,
+    /// Whether a token sees no position after its own; else a text is read as a whole.
+    pub is_causal: bool,
+    /// What an encoder has that decoders do not.
+    pub encoder: Option<Encoder>,
     /// What each layer has of its own.
     pub layers: Vec<LayerConfig>,
     /// The rotary embeddings, which layers refer to.
@@ -301,7 +324,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    fn invalid(
+    pub(super) fn invalid(
         field: impl Into<String>,
         value: impl ToString,
         expected: impl Into<String>,

@@ -48,4 +48,17 @@ impl Prompt {
             Prompt::Ids(ids) => Ok(ids.clone()),
         }
     }
+
+    /// The first token ids of the prompt, at most `max`.
+    pub fn encode_at_most(
+        &self,
+        app: &App,
+        add_special_tokens: bool,
+        max: usize,
+    ) -> Result<Vec<u32>, ApiError> {
+        match self {
+            Prompt::Text(text) => app.encode_at_most(text, add_special_tokens, max),
+            Prompt::Ids(ids) => Ok(ids[..ids.len().min(max)].to_vec()),
+        }
+    }
 }

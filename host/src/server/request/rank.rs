@@ -5,6 +5,7 @@
 
 use super::options::IGNORED;
 use super::take_cache_salt;
+use super::truncate::Truncate;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use serde_json::Value;
@@ -20,6 +21,8 @@ pub(in crate::server) struct RankOptions {
     pub instruction: Option<String>,
     pub cache_salt: Option<String>,
     pub priority: i32,
+    /// What becomes of texts, or pairs of them, that are too long.
+    pub truncate: Truncate,
 }
 
 /// The body of `/v1/rerank`.
@@ -52,6 +55,7 @@ impl RankOptions {
             instruction: fields.take("instruction")?,
             cache_salt: take_cache_salt(fields)?,
             priority: fields.take("priority")?.unwrap_or_default(),
+            truncate: Truncate::take(fields)?,
         })
     }
 }

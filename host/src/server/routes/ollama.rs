@@ -3,7 +3,7 @@
 use super::generate::{Asking, asked, check_params, prompted, submit};
 use super::native::fill_in;
 use crate::Model;
-use crate::engine::{Pooling, Request as EngineRequest};
+use crate::engine::Request as EngineRequest;
 use crate::server::answer::{
     Line, OllamaAnswer, OllamaEndpoint, Prompted, StreamItem, respond, timestamp,
 };
@@ -11,7 +11,7 @@ use crate::server::app::App;
 use crate::server::body::RequestBody;
 use crate::server::embeddings::{Norm, embed};
 use crate::server::error::{ApiError, json_response};
-use crate::server::request::{Input, OllamaEmbed, OllamaRequest};
+use crate::server::request::{Input, OllamaEmbed, OllamaRequest, default_pooling};
 use crate::server::site::Chosen;
 use axum::extract::Request;
 use axum::http::StatusCode;
@@ -178,11 +178,12 @@ async fn vectors(
         let name = app.check_ollama_model(request.name.as_deref())?;
         let context = app.healthy()?.context();
         let encode = |text: &String| {
-            let mut prompt = app.encode(text, true)?;
-            if request.truncates {
-                prompt.truncate(context);
-            }
-            Ok(EngineRequest { prompt, pooling: Some(Pooling::Last), ..EngineRequest::default() })
+            let prompt = match request.truncates {
+                true => app.encode_at_most(text, true, context)?,
+                false => app.encode(text, true)?,
+            };
+            let pooling = Some(default_pooling(&app.model)?);
+            Ok(EngineRequest { prompt, pooling, ..EngineRequest::default() })
         };
         let requests = request.inputs.iter().map(encode).collect::<Result<Vec<_>, ApiError>>()?;
         Ok((name, requests, request.dimensions))

@@ -23,7 +23,8 @@ pub(in crate::server) struct Judge {
 }
 
 impl Judge {
-    /// `None` for a model that is not trained for it: nothing in its weights says so, but its name or its chat template does.
+    /// `None` for a model that is not trained for it: nothing in its weights says so, but its name, its chat template or the
+    /// kind of pooling in a GGUF file does.
     pub fn of(app: &App) -> Result<Option<&Self>, ApiError> {
         let text = app.text()?;
         let judge =
@@ -39,7 +40,9 @@ impl Judge {
             name.contains("qwen3") && name.contains("rerank")
         });
         let template = text.chat_template.as_ref();
-        if !is_named && !template.is_some_and(|template| template.source().contains(&SYSTEM[..46]))
+        if !is_named
+            && !app.model.decoder().pooler().ranks()
+            && !template.is_some_and(|template| template.source().contains(&SYSTEM[..46]))
         {
             return Ok(None);
         }

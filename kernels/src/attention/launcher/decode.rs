@@ -218,7 +218,8 @@ impl Attention {
     fn max_of_seqs(&self, dtype: Dtype, most: fn(&Splitting, usize, usize) -> usize) -> usize {
         let q_len = self.max_q_len.min(self.max_decode_q_len);
         // A window's keys, and those of further queries, may start and end inside a page.
-        let visible = self.window.map_or(usize::MAX, |window| window.saturating_add(q_len));
+        let window = self.reach().mask_window();
+        let visible = window.map_or(usize::MAX, |window| window.saturating_add(q_len));
         let num_pages = self.max_kv_len.div_ceil(PAGE_SIZE as usize);
         let num_pages = num_pages.min((visible / PAGE_SIZE as usize).saturating_add(2));
         let seqs = self.max_seqs.min(self.max_tokens);

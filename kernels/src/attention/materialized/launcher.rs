@@ -26,7 +26,7 @@ pub struct MaterializedAttention {
     pub softcap: Option<f32>,
     /// Whether a query sees no position after its own.
     pub causal: bool,
-    /// Sliding window, in positions; causal attention alone has one.
+    /// Sliding window, in positions; to both sides in attention that is not causal.
     pub window: Option<usize>,
 }
 
@@ -217,8 +217,8 @@ impl MaterializedAttention {
         if num_heads == 0 || num_kv_heads == 0 || !num_heads.is_multiple_of(num_kv_heads) {
             return refuse("num_kv_heads", num_kv_heads, "a divisor of num_heads");
         }
-        if window == Some(0) || (window.is_some() && !self.causal) {
-            return refuse("window", window.unwrap_or(0), "at least 1, in causal attention");
+        if window == Some(0) {
+            return refuse("window", 0, "at least 1");
         }
         let key_lanes = (head_dim as u32).div_ceil(VEC_ELEMS).next_power_of_two();
         Ok(Params {

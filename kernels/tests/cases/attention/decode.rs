@@ -177,6 +177,8 @@ fn blocks_of_decode_take_several_items_and_queries() {
         check::<bf16>(Case { window: Some(1), heads: [14, 2], ..step }, (16, None, 5), seed);
         check::<bf16>(Case { causal: false, ..step }, (16, Some(2), u32::MAX), seed);
         check::<f32>(step, (16, Some(2), u32::MAX), seed);
+        let both = Case { causal: false, window: Some(33), ..step };
+        check::<f16>(both, (16, Some(2), u32::MAX), seed);
     }
     // The order of what is concurrent changes no bit.
     let step = Case { seqs: &[(1, 150), (1, 65)], heads: [7, 1], ..CASE };

@@ -45,6 +45,10 @@ fn prefill_matches_oracle() {
         check::<bf16>(Case { head_dim: 8, window: Some(33), ..step }, seed);
         check::<f32>(full, seed);
         check::<f16>(full, seed);
+        for window in [1, 5, 33, 65, 129, 200] {
+            check::<f32>(Case { window: Some(window), ..full }, seed);
+            check::<f16>(Case { window: Some(window), head_dim: 32, ..full }, seed);
+        }
         check::<bf16>(Case { head_dim: 72, ..full }, seed);
         check::<f32>(Case { head_dim: 20, sinks: SINKS, ..step }, seed);
         check::<f16>(Case { window: Some(33), sinks: SINKS, ..step }, seed);
@@ -153,7 +157,7 @@ fn check_sm90<E: HostElement>(case: Case, part_blocks: usize) {
                 head_dim: case.head_dim as u32,
                 softmax_scale: case.softcap.unwrap_or(SCALE),
                 softcap: case.softcap.map_or(0.0, |cap| SCALE / cap),
-                window: case.window.map_or(u32::MAX, |window| window as u32),
+                window: case.mask_window(),
                 q: rows_at(q.0, width),
                 pools: [DevicePtr::new(k_pool), DevicePtr::new(v_pool)],
                 out: rows_at(out.ptr.0, width),
@@ -197,6 +201,12 @@ fn sm90_prefill_with_other_masks_matches_oracle() {
     for head_dim in [64, 128] {
         let seqs = &[(70, 200), (3, 3)];
         check_sm90::<f16>(Case { seqs, head_dim, causal: false, ..CASE }, 0);
+    }
+    for window in [1, 65, 129, 200] {
+        let seqs = &[(150, 290), (9, 9), (257, 257)];
+        let both = Case { seqs, causal: false, window: Some(window), ..CASE };
+        check_sm90::<f16>(both, 0);
+        check_sm90::<bf16>(Case { head_dim: 32, ..both }, 0);
     }
     for window in [1, 5, 64, 100, 200] {
         check_sm90::<f16>(Case { seqs: &[(150, 290), (9, 9)], window: Some(window), ..CASE }, 0);
@@ -330,6 +340,8 @@ fn cluster_prefill_matches_oracle() {
     for window in [1, 33, 64, 65, 300] {
         for seqs in [&[(64, 700)], &[(70, 70)]] {
             check_cluster::<f16>(Case { seqs, window: Some(window), ..CLUSTER }, 3);
+            let both = Case { causal: false, window: Some(window), ..CLUSTER };
+            check_cluster::<f16>(Case { seqs, ..both }, 3);
         }
     }
     for seed in simt::seeds() {

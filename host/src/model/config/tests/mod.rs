@@ -1,6 +1,7 @@
 //! Configurations as real models have them, and every way to spoil one.
 
 mod delta;
+mod encoders;
 mod experts;
 mod families;
 mod gemma;
