@@ -115,7 +115,10 @@ fn matches_transformers(device: Device, precision: Precision) {
         let alone = if device == Device::Emulated { 3..5 } else { 0..golden.requests.len() };
         for index in alone {
             let (own, _) = run(&mut engine, &golden.requests[index..=index]);
-            let error = relative_error(&own, &together[index..=index]);
+            // Beside outputs of all texts: a logit may be almost 0.
+            let mut all = together.clone();
+            all[index] = own[0].clone();
+            let error = relative_error(&all, &together) * (together.len() as f64).sqrt();
             let bound = if precision == Precision::F32 { 1e-5 } else { max_error(precision) };
             assert!(error < bound, "{name}, text {index} alone: {error:.2e}");
         }

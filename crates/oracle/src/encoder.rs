@@ -22,7 +22,7 @@ pub fn layer_norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) -> 
 
 /// `x * (1 + erf(x / sqrt(2))) / 2 * up`, clamped to no type yet.
 pub fn gelu(x: f64, up: f64) -> Approx {
-    /// Of a polynomial in f32.
+    /// The error of a polynomial in f32.
     const ERF_ERROR: f64 = 2e-7;
     let value = x * up * 0.5 * (1.0 + erf(x / std::f64::consts::SQRT_2));
     let off = ERF_ERROR * (-x * x / 4.0).exp() * (x * up).abs();

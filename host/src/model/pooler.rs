@@ -25,7 +25,7 @@ pub enum Pooling {
 }
 
 impl Pooling {
-    /// Its name in requests and errors.
+    /// Name in requests and errors.
     pub fn name(self) -> &'static str {
         match self {
             Pooling::Mean => "mean",
@@ -54,7 +54,7 @@ pub struct Pooler {
 /// A linear layer after pooling.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct HeadLayer {
-    /// Its tensors, less `.weight` and `.bias`.
+    /// Name of the tensors, less `.weight` and `.bias`.
     pub name: String,
     pub bias: bool,
     /// Elements of its output.

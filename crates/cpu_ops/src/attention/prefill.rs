@@ -34,7 +34,7 @@ pub struct QueryTile<'a> {
     pub tokens: Range<usize>,
     /// Keys of the first token.
     pub first: Keys<'a>,
-    /// Its position, of `kv_len` of the sequence.
+    /// Position of the first token, of `kv_len` of the sequence.
     pub position: usize,
     pub kv_len: usize,
 }

@@ -5,6 +5,7 @@
 //! and rounded to nearest even when they are written, as in the GPU's kernels.
 
 mod collective;
+mod encoder;
 mod experts;
 
 use super::prepared::Prepared;
@@ -13,8 +14,8 @@ use super::{
     WeightSource, inputs, sample,
 };
 use crate::plan::{
-    AppendAttention, ArenaLayout, Attention, CausalConv, Constant, DeltaRule, Dtype, LayerNorm,
-    Linear, MemoryBudget, MemoryUse, Op, Plan, QkNorm, RopeAppend, Route, Scores, StepInputs, View,
+    AppendAttention, ArenaLayout, Attention, CausalConv, Constant, DeltaRule, Dtype, Linear,
+    MemoryBudget, MemoryUse, Op, Plan, QkNorm, RopeAppend, Route, Scores, StepInputs, View,
     WeightId,
 };
 use blocks::fp8;
@@ -299,31 +300,9 @@ impl RankStep<'_> {
             Op::RmsNorm { x, weight: id, out, eps } => frame.write(out, Some(x), |out, _| {
                 ops::rms_norm(weight(id).vector(), eps, out);
             }),
-            Op::LayerNorm(ref op) => {
-                let LayerNorm { x, eps, out, keeps, .. } = *op;
-                let [weight, bias] = [Some(op.weight), op.bias].map(|id| id.map(weight));
-                let [weight, bias] = [weight, bias].map(|of| of.map(|of| of.vector()));
-                let normed = if keeps { x } else { out };
-                frame.write(normed, Some(x), |x, _| {
-                    ops::layer_norm(weight.unwrap_or_default(), bias, eps, x);
-                });
-                if keeps {
-                    frame.write(out, Some(x), |_, _| ());
-                }
+            Op::LayerNorm(_) | Op::AddTable { .. } | Op::Gelu { .. } | Op::MeanRows { .. } => {
+                self.encoder_op(op);
             }
-            Op::AddTable { x, table } => frame.write(x, Some(x), |x, _| {
-                ops::add_table(plan.constant(table), &inputs.positions, x);
-            }),
-            Op::Gelu { x, up, out } => {
-                let max = largest(plan.dtype(out));
-                frame.write(out, Some(x), |out, others| {
-                    activation::gelu(up.map(|up| others.rows(up)).as_ref(), max, out);
-                });
-            }
-            Op::MeanRows { x, out } => frame.write(out, None, |out, others| {
-                let seqs = (&inputs.cu_seqlens_q[..], &inputs.logit_rows[..]);
-                ops::mean_rows(&others.rows(x), seqs, out);
-            }),
             Op::Linear(ref op) => frame.write(op.out, op.residual, |out, others| {
                 let gate = op.gate_before.map(|(_, gate)| others.rows(gate));
                 linear_layer(plan, op, weight, &others.rows(op.x), gate.as_ref(), out);
