@@ -25,7 +25,7 @@ pub fn gelu(x: f64, up: f64) -> Approx {
     /// The error of a polynomial in f32.
     const ERF_ERROR: f64 = 2e-7;
     let value = x * up * 0.5 * (1.0 + erf(x / std::f64::consts::SQRT_2));
-    let off = ERF_ERROR * (-x * x / 4.0).exp() * (x * up).abs();
+    let off = ERF_ERROR * (-x * x / 16.0).exp() * (x * up).abs();
     Approx::new(value, off + SUM_ROUNDING * value.abs())
 }
 
