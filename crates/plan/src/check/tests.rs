@@ -515,13 +515,13 @@ fn rejects_what_does_not_fit_in_an_encoder() {
         ("columns: 7 where 8", |p| (p.weights[1].cols, p.weights[1].parts[0].rows) = (7, 7)),
         ("an output that is kept twice", |p| norm(p).out = norm(p).x),
         ("the bias is F16, expected F32", |p| p.weights[1].parts[0].storage = F16),
-        ("x is F16, expected F32", |p| p.tensors[0].dtype = F16),
         ("`normed` is read while it is written", |p| {
             let Op::Gelu { x, out, .. } = &mut p.ops[3] else { unreachable!() };
             (x.width, *out) = (4, View { start: 4, width: 4, ..*x });
         }),
         ("rows: Tokens where Logits", |p| p.tensors[3].rows = Rows::Tokens),
-        ("out is F16, expected F32", |p| p.tensors[3].dtype = F16),
+        ("the output is F16, expected F32", |p| p.tensors[3].dtype = F16),
+        ("out is F16, expected F32", |p| p.tensors[2].dtype = F16),
     ];
     reject(encoder, faults);
 }
