@@ -20,8 +20,8 @@ use criterion::{Criterion, Throughput};
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::{Executor, Want};
 use halfwarp::plan::{
-    Attention, Dtype, KvLayout, Linear, Op, Plan, Precision, StepInputs, StepShape, Weight,
-    WeightSource,
+    Attention, Dtype, KvHeads, KvLayout, Linear, Op, Plan, Precision, StepInputs, StepShape,
+    Weight, WeightSource,
 };
 use halfwarp::{Checkpoint, Model};
 use harness::{Matrix, Setup, Weights, bounds, matches_oracle, one_sequence, smallest_kv};
@@ -122,7 +122,10 @@ fn attention(criterion: &mut Criterion) {
             setup.plan.op(Op::KvAppend { layer: 0, k, v });
             setup.plan.op(Op::Attention(op));
             let bounds = bounds(kv_len, 0);
-            let kv = KvLayout { num_kv_heads, head_dim: HEAD_DIM, ..smallest_kv(&bounds) };
+            let kv = KvLayout {
+                layers: vec![KvHeads { num_kv_heads, head_dim: HEAD_DIM }],
+                ..smallest_kv(&bounds)
+            };
             let (plan, weights) = setup.finish(bounds, kv, op.out);
             let part = |start, width| input.columns(start..start + width);
             let (keys, values) = (part(q_width, kv_width), part(q_width + kv_width, kv_width));

@@ -136,8 +136,17 @@ fn is_shared(dir: &Path, what: &str, on: On) -> Result<On, &'static str> {
     // all; KV heads that ranks share; experts, sinks; norms around the branches, caps.
     const SHARED: [&str; 8] =
         ["llama-gqa", "qwen3", "phi3", "qwen2", "olmo3", "qwen3-moe", "gpt-oss", "gemma2"];
-    const IN_F32: [&str; 7] =
-        ["llama-gqa", "mistral-window", "qwen3", "qwen3-moe", "gpt-oss", "gemma2", "qwen3-next"];
+    const IN_F32: [&str; 9] = [
+        "llama-gqa",
+        "mistral-window",
+        "qwen3",
+        "qwen3-moe",
+        "gpt-oss",
+        "gemma2",
+        "qwen3-next",
+        "gemma4-e",
+        "gemma4-moe",
+    ];
     let emulated = match (on.precision, on.world) {
         (Precision::F32, 1) => Some(&IN_F32[..]),
         (_, 1) => None,
@@ -154,6 +163,9 @@ fn is_shared(dir: &Path, what: &str, on: On) -> Result<On, &'static str> {
     let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
     if config.delta.is_some() && on.world > 1 {
         return Err("no two devices can share its layers of Gated DeltaNet");
+    }
+    if config.has_kinds_of_layers() && on.world > 1 {
+        return Err("no two devices can share layers that differ in their heads");
     }
     let divides = kv_heads.is_multiple_of(on.world) || on.world.is_multiple_of(kv_heads);
     match heads.is_multiple_of(on.world) && divides {

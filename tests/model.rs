@@ -4,6 +4,8 @@
 mod experts;
 #[path = "model/gemma.rs"]
 mod gemma;
+#[path = "model/gemma4.rs"]
+mod gemma4;
 #[path = "model/interpreter.rs"]
 mod interpreter;
 
@@ -13,7 +15,9 @@ use halfwarp::plan::{
     Accumulate, AttentionForm, Bounds, Dtype, Fusion, Numerics, Op, Plan, PlanError, PlanOutput,
     Precision, Rank, Rows, StepInputs, View, Weight, WeightSource, WeightStorage,
 };
-use halfwarp::{Config, Decoder, LayerConfig, Model, ModelError, NormPlacement, OpenError, QkNorm};
+use halfwarp::{
+    Config, Decoder, KvSource, LayerConfig, Model, ModelError, NormPlacement, OpenError, QkNorm,
+};
 use interpreter::Interpreter;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -73,6 +77,13 @@ fn given_logits_match_with_rounded_frequencies() {
 /// Compares the logits of `model`'s plan, once `change` was made to it, with those in the file
 /// `expected`.
 fn check_logits(model: &Model, expected: &Path, change: impl Fn(&mut Plan)) {
+    let error = logits_error(model, expected, change);
+    println!("{}: {error:.2e}", expected.display());
+    assert!(error < 1e-5, "{}: relative error {error:.2e}", expected.display());
+}
+
+/// The relative error of the logits of `model`'s plan, once `change` was made to it.
+fn logits_error(model: &Model, expected: &Path, change: impl Fn(&mut Plan)) -> f64 {
     let file = std::fs::read(expected).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
     let words = |name| -> Vec<[u8; 4]> {
@@ -83,9 +94,7 @@ fn check_logits(model: &Model, expected: &Path, change: impl Fn(&mut Plan)) {
     let want: Vec<f32> = words("logits").into_iter().map(f32::from_le_bytes).collect();
     let mut plan = model.plan(&Numerics::default(), bounds(tokens.len()), 2).unwrap();
     change(&mut plan);
-    let error = relative_error(&Interpreter::logits(model, &plan, &tokens, &|_| &[]), &want);
-    println!("{}: {error:.2e}", expected.display());
-    assert!(error < 1e-5, "{}: relative error {error:.2e}", expected.display());
+    relative_error(&Interpreter::logits(model, &plan, &tokens, &|_| &[]), &want)
 }
 
 /// Replaces the table of RoPE by one of frequencies rounded to f16.
@@ -176,11 +185,14 @@ fn a_fused_plan_gives_the_same_bits() {
             };
             let fused = plan.fused(|_| true);
             assert_eq!(fused.check(), Ok(()));
-            let Config { ref layers, norms, query_scaling, experts, qk_norm, .. } = *model.config();
+            let Config {
+                ref layers, norms, query_scaling, experts, qk_norm, per_layer_inputs, ..
+            } = *model.config();
             let shared = experts.and_then(|experts| experts.shared_intermediate_size);
             let of_layer = |layer: &LayerConfig| {
                 let of_heads = if qk_norm == Some(QkNorm::PerHead) { 2 } else { 0 };
-                let is_rotated = layer.rope.is_some() && query_scaling.is_none();
+                let is_own = !matches!(layer.kv, KvSource::Layer(_));
+                let is_rotated = layer.rope.is_some() && query_scaling.is_none() && is_own;
                 let of_rope = if is_rotated { 2 + of_heads } else { 0 };
                 // What the gate of a delta rule's output and its projection become.
                 let of_delta = usize::from(layer.is_delta);
@@ -198,7 +210,14 @@ fn a_fused_plan_gives_the_same_bits() {
                     true if shared.is_some() => of_experts + 1 + 1,
                     true => of_experts,
                 };
-                of_rope + of_delta + of_norms + of_mlp
+                // Its own gate and norm, and the norm of the router, which is not the experts'.
+                let of_beside = match experts.is_some_and(|experts| experts.beside_mlp) {
+                    true => 1 + 1 + 1,
+                    false => 0,
+                };
+                // The gate of a layer's input and its projection.
+                let of_input = usize::from(per_layer_inputs.is_some());
+                of_rope + of_delta + of_norms + of_mlp + of_beside + of_input
             };
             let expected: usize = layers.iter().map(of_layer).sum();
             let fewer = plan.ops.len() - fused.ops.len();

@@ -129,7 +129,7 @@ pub use grammar::{
     AfterReasoning, Grammar, GrammarCompiler, GrammarError, LazyGrammar, ReasoningLimits, Triggers,
 };
 pub use loaded::{Model, ModelOverrides, OpenError};
-pub use model::{Config, Decoder, LayerConfig, ModelError, NormPlacement, QkNorm};
+pub use model::{Config, Decoder, KvSource, LayerConfig, ModelError, NormPlacement, QkNorm};
 pub use plan::{
     Accumulate, AttentionForm, CacheType, Fusion, KvStorage, Numerics, Plan, PlanError, Precision,
 };

@@ -31,6 +31,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rope_append;
 pub mod sampling;
+pub mod scale;
 pub mod sigmoid_gate;
 pub mod softcap;
 pub mod tile;

@@ -2,7 +2,8 @@
 //! attention.
 
 use halfwarp::plan::{
-    Attention, Bounds, CacheType, KvLayout, KvStorage, Op, PAGE_SIZE, Precision, StepInputs, View,
+    Attention, Bounds, CacheType, KvHeads, KvLayout, KvStorage, Op, PAGE_SIZE, Precision,
+    StepInputs, View,
 };
 
 use crate::harness::{HALVES, Matrix, Setup, Step, check, suffix};
@@ -195,9 +196,7 @@ fn matches_oracle(backend: Backend, case: &Case) -> Outcome {
     let input = exact.clone().rounded(precision);
     let max_kv_len = sequences.iter().map(|(past_len, q_len)| past_len + q_len).max().unwrap_or(1);
     let kv = KvLayout {
-        num_layers: 2,
-        num_kv_heads,
-        head_dim,
+        layers: vec![KvHeads { num_kv_heads, head_dim }; 2],
         num_pages: sequences.len() * max_kv_len.div_ceil(PAGE_SIZE) + 1,
         dtype: precision.cache(),
         storage: case.kv,
@@ -241,7 +240,7 @@ fn matches_oracle(backend: Backend, case: &Case) -> Outcome {
             max_kv_len,
             mixed: max_q_len > 1 && sequences.iter().any(|&(_, q_len)| q_len == 1),
         };
-        setup.finish(bounds, kv, out)
+        setup.finish(bounds, kv.clone(), out)
     };
     let decode_tokens = sequences.len() + 1;
     let (prefill, weights) = build(num_rows.max(decode_tokens), max_kv_len);

@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use halfwarp::plan::{
-    Attention, Bounds, KvLayout, KvStorage, Op, PAGE_SIZE, Plan, Precision, StepInputs, View,
+    Attention, Bounds, KvHeads, KvLayout, KvStorage, Op, PAGE_SIZE, Plan, Precision, StepInputs,
+    View,
 };
 use libtest_mimic::Completion;
 
@@ -360,9 +361,7 @@ impl Case {
             mixed: false,
         };
         let kv = KvLayout {
-            num_layers: 2,
-            num_kv_heads: self.heads.1,
-            head_dim: self.heads.2,
+            layers: vec![KvHeads { num_kv_heads: self.heads.1, head_dim: self.heads.2 }; 2],
             num_pages: pool.num_pages,
             dtype: self.precision.cache(),
             storage: KvStorage::default(),

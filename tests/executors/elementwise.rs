@@ -73,6 +73,8 @@ pub fn tests() -> Vec<Test> {
         }
     }
     for (rows, width) in [(1, 5), (9, 1030)] {
+        let name = format!("scale::is_scaled_{rows}x{width}");
+        tests.push(Test::new(name, move |backend| is_scaled(backend, rows, width)));
         let name = format!("softcap::matches_oracle_{rows}x{width}");
         tests.push(Test::new(name, move |backend| softcap_matches_oracle(backend, rows, width)));
     }
@@ -92,6 +94,21 @@ fn softcap_matches_oracle(backend: Backend, rows: usize, width: usize) -> Outcom
     let cap = f64::from(CAP);
     let capped = input.data.iter().map(|&x| cap * (f64::from(x) / cap).tanh());
     let expected = capped.map(|x| oracle::Approx::new(x, 64.0, x.abs())).collect();
+    let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
+    check(backend, &[plan], &weights, &[step])
+}
+
+/// By one factor, or by that of each element's index, to the bit.
+fn is_scaled(backend: Backend, rows: usize, width: usize) -> Outcome {
+    let factors = [0.75, -3.0, 1e-3];
+    let input = Matrix::random(1, rows, width);
+    let mut setup = Setup::new(Precision::F32);
+    let x = setup.f32_input("x", &input);
+    let factors_of = setup.vector("factors", &Matrix { rows: 1, cols: 3, data: factors.to_vec() });
+    setup.plan.op(Op::Scale { x, factors: factors_of, indices: None });
+    let bounds = bounds(rows, rows % 2 * 3);
+    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), x);
+    let expected = input.data.iter().map(|x| oracle::Approx::exactly(x * factors[0])).collect();
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
     check(backend, &[plan], &weights, &[step])
 }

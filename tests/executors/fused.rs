@@ -3,7 +3,7 @@
 
 use halfwarp::exec::{ExecError, Want};
 use halfwarp::plan::{
-    Activation, Attention, Constant, Dtype, KvLayout, Linear, Op, Plan, Precision, QkNorm,
+    Activation, Attention, Constant, Dtype, KvHeads, KvLayout, Linear, Op, Plan, Precision, QkNorm,
     RopeAppend, Rows,
 };
 use libtest_mimic::Completion;
@@ -252,7 +252,11 @@ impl Rotated {
             softcap: None,
         }));
         let dtype = self.precision.cache();
-        let kv = KvLayout { num_kv_heads, head_dim, dtype, ..smallest_kv(&bounds) };
+        let kv = KvLayout {
+            layers: vec![KvHeads { num_kv_heads, head_dim }],
+            dtype,
+            ..smallest_kv(&bounds)
+        };
         setup.finish(bounds, kv, if attends { out } else { q })
     }
 }

@@ -6,9 +6,9 @@ use std::ops::Range;
 use half::{bf16, f16};
 use halfwarp::exec::{ExecError, Executor, PreparedPlan, Want};
 use halfwarp::plan::{
-    Attention, Bounds, Dtype, KvLayout, KvStorage, MaterializedAttention, Numerics, Op, PAGE_SIZE,
-    Plan, PlanBuilder, Precision, ReadWeightError, Rows, StepInputs, StepShape, View, Weight,
-    WeightId, WeightSource,
+    Attention, Bounds, Dtype, KvHeads, KvLayout, KvStorage, MaterializedAttention, Numerics, Op,
+    PAGE_SIZE, Plan, PlanBuilder, Precision, ReadWeightError, Rows, StepInputs, StepShape, View,
+    Weight, WeightId, WeightSource,
 };
 use libtest_mimic::Completion;
 
@@ -113,9 +113,7 @@ pub fn bounds(num_tokens: usize, slack: usize) -> Bounds {
 /// A cache for operations that have none.
 pub fn smallest_kv(bounds: &Bounds) -> KvLayout {
     KvLayout {
-        num_layers: 1,
-        num_kv_heads: 1,
-        head_dim: 1,
+        layers: vec![KvHeads { num_kv_heads: 1, head_dim: 1 }],
         num_pages: bounds.max_pages_per_seq(),
         dtype: Dtype::F32,
         storage: KvStorage::default(),

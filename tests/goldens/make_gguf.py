@@ -37,6 +37,9 @@ NAMES = [
     "granitemoe",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4-e",
+    "gemma4-moe",
     "qwen3-next",
     "qwen3.5",
     "qwen3.5-moe",
@@ -58,6 +61,7 @@ ARCHITECTURES = {
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
@@ -67,6 +71,7 @@ ROUTERS = (
     "_moe.gate.weight",
     "_moe.router.layer.weight",
     ".mlp.router.weight",
+    ".router.proj.weight",
 )
 # Those whose rows of Q and K are permuted.
 PERMUTED = ["llama", "granite", "smollm3", "ministral3", "mixtral", "granitemoe"]
@@ -102,6 +107,10 @@ def add_rope(writer, config, head_dim):
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta")))
     match rope.get("rope_type", rope.get("type")):
+        case "proportional":
+            rotated = int(head_dim * rope["partial_rotary_factor"] / 2)
+            factors = [1.0] * rotated + [1e30] * (head_dim // 2 - rotated)
+            writer.add_tensor("rope_freqs.weight", np.array(factors, dtype=np.float32))
         case "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(rope["factor"])
@@ -170,6 +179,27 @@ def add_family(writer, config):
             writer.add_sliding_window_pattern(
                 [kind == "sliding_attention" for kind in config["layer_types"]]
             )
+        case "gemma4_text":
+            slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+            writer.add_sliding_window(config["sliding_window"])
+            writer.add_sliding_window_pattern(slides)
+            writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+            writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+            writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+            writer.add_key_length_swa(config["head_dim"])
+            writer.add_value_length_swa(config["head_dim"])
+            writer.add_rope_dimension_count_swa(config["head_dim"])
+            if config["use_double_wide_mlp"]:
+                first = config["num_hidden_layers"] - config["num_kv_shared_layers"]
+                width = config["intermediate_size"]
+                writer.add_feed_forward_length([width * (1 + (i >= first)) for i in range(len(slides))])
+            if config["num_global_key_value_heads"]:
+                heads = [config["num_global_key_value_heads"], config["num_key_value_heads"]]
+                writer.add_head_count_kv([heads[slide] for slide in slides])
+            if config["enable_moe_block"]:
+                writer.add_expert_count(config["num_experts"])
+                writer.add_expert_used_count(config["top_k_experts"])
+                writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         case "qwen3_moe":
             writer.add_expert_count(config["num_local_experts"])
             writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -260,6 +290,17 @@ def delta(tensors, config):
             yield source, tensor
 
 
+def gemma4(tensors):
+    """The tensors of the language model, by names that gguf-py knows."""
+    for source, tensor in tensors.items():
+        if source.startswith(("model.vision_tower.", "model.audio_tower.")):
+            continue
+        source = source.replace("model.language_model.", "model.")
+        if source.endswith("layer_scalar") or ".experts." in source:
+            source += ".weight"
+        yield source, tensor
+
+
 def unfused(tensors):
     """The tensors, gate and up of experts apart, and [.., out, in]."""
     for source, tensor in tensors.items():
@@ -317,6 +358,12 @@ def convert(name):
     num_heads, num_layers = config["num_attention_heads"], config["num_hidden_layers"]
     num_kv_heads = config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    if family == "gemma4_text":
+        # As published configurations say.
+        layers = config.get("per_layer_config", {}).values()
+        for key, of_layer in [("global_head_dim", "head_dim"), ("num_global_key_value_heads", "num_key_value_heads")]:
+            config.setdefault(key, next((layer.get(of_layer) for layer in layers), None))
+        head_dim = config["global_head_dim"]
 
     (HERE / "gguf").mkdir(exist_ok=True)
     architecture = ARCHITECTURES[family]
@@ -325,10 +372,12 @@ def convert(name):
     )
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if not config.get("use_double_wide_mlp"):
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_block_count(num_layers)
     writer.add_head_count(num_heads)
-    writer.add_head_count_kv(num_kv_heads)
+    if not config.get("num_global_key_value_heads"):
+        writer.add_head_count_kv(num_kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rotary = config.get("partial_rotary_factor", 1.0)
     if "linear_num_key_heads" in config:
@@ -344,12 +393,14 @@ def convert(name):
     tensors = load_file(HERE / name / "model.safetensors")
     if "linear_num_key_heads" in config:
         tensors = dict(delta(tensors, config))
+    if family == "gemma4_text":
+        tensors = dict(gemma4(tensors))
     for source, tensor in stacked(tensors):
         if family in PERMUTED and "q_proj" in source:
             tensor = permute(tensor, num_heads)
         if family in PERMUTED and "k_proj" in source:
             tensor = permute(tensor, num_kv_heads)
-        if family.startswith("gemma") and source.endswith("norm.weight"):
+        if family.startswith(("gemma2", "gemma3")) and source.endswith("norm.weight"):
             tensor = tensor.float() + 1
         if tensor.ndim == 1 or "conv1d" in source or source.endswith(ROUTERS + (".bias",)):
             tensor = tensor.float()
@@ -357,6 +408,10 @@ def convert(name):
         kind = kind.get(tensor.dtype)
         bytes_or_numbers = tensor.contiguous().view(torch.uint8) if kind else tensor.contiguous()
         target = names.get_name(source, try_suffixes=(".weight", ".bias"))
+        if source.endswith(".router.scale"):
+            target = names.get_name(source.replace("scale", "proj")) + ".scale"
+        if source.endswith(".per_expert_scale"):
+            target = names.get_name(source.replace("router.per_expert_scale", "experts.down_proj")) + ".scale"
         writer.add_tensor(target, bytes_or_numbers.numpy(), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -23,6 +23,7 @@ from transformers import (
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
@@ -112,6 +113,21 @@ GEMMA3 = dict(
         full_attention=rope("linear", 1e6, factor=8.0),
         sliding_attention=rope("default", 1e4),
     ),
+)
+
+# Heads that are wider, and fewer, in every other layer, where a quarter is rotated; windows smaller than the sequence
+# in the others, whose RoPE is their own; a width whose root is no power of two, and a cap that most logits feel.
+GEMMA4 = dict(
+    SIZES,
+    hidden_size=96,
+    num_hidden_layers=4,
+    head_dim=16,
+    global_head_dim=32,
+    layer_types=["sliding_attention", "full_attention"] * 2,
+    sliding_window=16,
+    hidden_size_per_layer_input=0,
+    vocab_size_per_layer_input=128,
+    final_logit_softcapping=2.0,
 )
 
 # A layer of attention between two of Gated DeltaNet, whose value heads share key heads; a quarter of a head
@@ -293,6 +309,33 @@ MODELS = {
         eoi_token_index=126,
         image_token_index=127,
     ),
+    # Values that are keys before their norm and rotation, of a head alone, where there is no window.
+    "gemma4": Gemma4TextConfig(**GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1),
+    # The language model of one that takes images: inputs of each layer, and two layers of each kind that read the keys
+    # and values of earlier ones and have MLPs twice as wide; not the layers right before them.
+    "gemma4-e": Gemma4TextConfig(
+        **GEMMA4
+        | dict(
+            num_hidden_layers=7,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+            + ["full_attention", "sliding_attention"] * 2,
+            hidden_size=64,
+            intermediate_size=64,
+            hidden_size_per_layer_input=16,
+            num_kv_shared_layers=4,
+            use_double_wide_mlp=True,
+        )
+    ),
+    # Experts beside the MLP, fused in the file, as they are published.
+    "gemma4-moe": Gemma4TextConfig(
+        **GEMMA4 | dict(num_hidden_layers=2, layer_types=GEMMA4["layer_types"][:2]),
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=32,
+    ),
     # Projections in groups, by head of keys.
     "qwen3-next": Qwen3NextConfig(
         **DELTA | DELTA_EXPERTS | dict(num_hidden_layers=2, layer_types=DELTA["layer_types"][:2])
@@ -331,7 +374,7 @@ GIVEN = ["llama-gqa", "phi3", "qwen2"]
 FUSED = ["qwen3-moe-fused", "qwen3.5-moe"]
 
 # Models that are written as the language model of one that takes images.
-OF_IMAGES = ["qwen3.5", "qwen3.5-moe"]
+OF_IMAGES = ["qwen3.5", "qwen3.5-moe", "gemma4-e"]
 
 # Models whose experts are written in MXFP4.
 IN_MXFP4 = ["gpt-oss-mxfp4"]
@@ -340,11 +383,17 @@ IN_MXFP4 = ["gpt-oss-mxfp4"]
 # turns gives more. Another seed then.
 MAX_ERRORS = {torch.float16: 4e-3, torch.bfloat16: 3.5e-2}
 
+# Models in which 16 bits are amplified from layer to layer: another seed above twice these errors.
+AMPLIFIES = ["gemma4-e"]
+
 # Sigmoids of routers are closer to each other than a softmax makes them: another seed for a closer choice.
 MIN_CHOICE_MARGIN = 0.05
 
 # Models whose config.json is written in the old spelling: `rope_theta` and `rope_scaling`.
 OLD_SPELLING = ["llama-linear", "phi3-longrope-long", "olmo3", "gemma3-old"]
+
+# Models whose config.json says of kinds of layers, as published ones do, what transformers saves of each layer.
+BY_KIND = ["gemma4-e", "gemma4-moe"]
 
 
 ROUTERS = (
@@ -361,12 +410,18 @@ def random_model(config, seed, dtype):
     model = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    is_gemma = "gemma" in config.model_type
+    is_gemma4 = config.model_type == "gemma4_text"
+    is_gemma = "gemma" in config.model_type and not is_gemma4
     is_delta = config.model_type.startswith(("qwen3_next", "qwen3_5"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("norm.weight"):
+            if is_gemma4 and name.endswith(("q_norm.weight", "k_norm.weight")):
+                # Scores are not divided by the root of a head's width.
+                values = 0.6 + 0.1 * noise
+            elif is_gemma4 and ("norm" in name or name.endswith("scale")):
+                values = 1.0 + 0.2 * noise
+            elif name.endswith("norm.weight"):
                 # These add the 1 themselves, but after the delta rule.
                 is_offset = is_gemma or (is_delta and "linear_attn" not in name)
                 values = 0.2 * noise if is_offset else 1.0 + 0.1 * noise
@@ -377,12 +432,19 @@ def random_model(config, seed, dtype):
                 values = 0.3 * noise
             elif name.endswith("sinks"):
                 values = 1.0 + noise
+            elif "embed_tokens_per_layer" in name:
+                values = noise / config.hidden_size_per_layer_input**0.5
             elif "embed_tokens" in name:
                 # Gemma multiplies it by the root of its width.
                 gemma = 0.3 * noise / parameter.shape[1] ** 0.5
-                values = gemma if is_gemma else 0.3 * noise
+                values = gemma if is_gemma or is_gemma4 else 0.3 * noise
             elif "vision" in name or "multi_modal" in name:
                 values = 0.1 * noise
+            elif name.endswith("router.proj.weight"):
+                # Its input is divided by the root of its width.
+                values = 6.0 * noise
+            elif is_gemma4 and parameter.ndim == 3:
+                values = 1.5 * noise / parameter.shape[2] ** 0.5
             elif name.endswith(ROUTERS):
                 # Decided enough that rounding to 16 bits chooses no expert who counts instead of another.
                 values = 6.0 * noise / parameter.shape[1] ** 0.5
@@ -395,6 +457,8 @@ def random_model(config, seed, dtype):
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+            elif name.endswith("layer_scalar"):
+                buffer.copy_((0.7 + 0.2 * torch.randn(buffer.shape, generator=generator)).to(dtype))
     return model
 
 
@@ -422,11 +486,11 @@ def quantize_experts(model):
     return tensors
 
 
-def is_stable(model, tokens, want):
+def is_stable(model, tokens, want, slack=1):
     """Whether 16 bits give about the same logits."""
     for dtype, most in MAX_ERRORS.items():
         got = logits(copy.deepcopy(model).to(dtype), tokens).float()
-        if (got - want).norm() / want.norm() > most:
+        if (got - want).norm() / want.norm() > slack * most:
             return False
     return True
 
@@ -494,6 +558,14 @@ def old_spelling(path):
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
+def by_kind(path):
+    config = json.loads(path.read_text())
+    of_layer = config.pop("per_layer_config")[str(config["layer_types"].index("full_attention"))]
+    config["global_head_dim"] = of_layer["head_dim"]
+    config["num_global_key_value_heads"] = of_layer.get("num_key_value_heads")
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
 def save(name, model, dtype, quantized, out):
     """Writes the model, its experts as `name` wants them."""
     # The bias of a choice stays in float32.
@@ -525,15 +597,34 @@ def of_images(config, out):
         for key, tensor in tensors.items()
     }
     others = ["model.visual.patch_embed.proj.bias", "mtp.norm.weight", "mtp.layers.0.mlp.up_proj.weight"]
+    is_gemma = config.model_type == "gemma4_text"
+    if is_gemma:
+        others = ["model.audio_tower.output_proj.bias", "model.vision_tower.std_bias"]
     save_file(renamed | {key: torch.ones(8) for key in others}, out / "model.safetensors")
     text_config = json.loads((out / "config.json").read_text())
     outer = {key: text_config.pop(key) for key in ("architectures", "dtype", "transformers_version")}
     outer |= dict(
         model_type=config.model_type.removesuffix("_text"),
-        text_config=text_config | dict(dtype=outer["dtype"], mtp_num_hidden_layers=1),
+        text_config=text_config
+        | dict(dtype=outer["dtype"])
+        | ({} if is_gemma else dict(mtp_num_hidden_layers=1)),
         tie_word_embeddings=text_config["tie_word_embeddings"],
         vision_config=dict(model_type=config.model_type.replace("_text", "_vision"), depth=1),
     )
+    if is_gemma:
+        outer["vision_config"] |= dict(
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=16,
+            position_embedding_size=16,
+        )
+        outer["vision_config"].pop("depth")
+        # Ids that no text has.
+        outer |= {f"{kind}_token_id": 125 + i for i, kind in enumerate(["image", "video", "audio"])}
+        outer |= dict(audio_config=None)
     (out / "config.json").write_text(json.dumps(outer, indent=2, sort_keys=True) + "\n")
 
 
@@ -547,13 +638,15 @@ def make(name, config, out):
         generator = torch.Generator().manual_seed(seed)
         # The last tokens of one that takes images stand for these.
         vocab_size = getattr(config, "boi_token_index", None) or config.vocab_size
+        vocab_size -= 3 if name == "gemma4-e" else 0
         tokens = torch.randint(3, vocab_size, (NUM_TOKENS,), generator=generator)
         prompt = torch.randint(3, vocab_size, (PROMPT_LEN,), generator=generator)
         continuation, margin = greedy(model, prompt)
         want = logits(model, tokens)
-        has_experts = any(key in config.to_dict() for key in EXPERTS)
+        has_experts = any(config.to_dict().get(key) for key in EXPERTS)
         is_decided = choice_margin(model, torch.cat([prompt, continuation])) > MIN_CHOICE_MARGIN
         is_safe = is_decided and (not has_experts or is_stable(model, tokens, want))
+        is_safe = is_safe and (name not in AMPLIFIES or is_stable(model, tokens, want, slack=2))
         if is_safe and has_experts and hasattr(config, "linear_num_value_heads"):
             # A state keeps what a turned choice has made.
             whole = torch.cat([prompt, continuation])
@@ -567,6 +660,8 @@ def make(name, config, out):
     save(name, model, dtype, quantized, out)
     if name in OLD_SPELLING:
         old_spelling(out / "config.json")
+    if name in BY_KIND:
+        by_kind(out / "config.json")
     if name in OF_IMAGES:
         of_images(config, out)
     loaded = AutoModelForCausalLM.from_pretrained(

@@ -141,6 +141,13 @@ impl<'a> Interpreter<'a> {
                 let data = self.read(x).into_iter().map(|x| cap * (x / cap).tanh());
                 self.write(x, &data.collect::<Vec<f32>>());
             }
+            Op::Scale { x, factors, indices } => {
+                let indices = indices.map(|indices| self.read(indices));
+                let index = |i: usize| indices.as_ref().map_or(0, |indices| indices[i] as usize);
+                let data = self.read(x).into_iter().enumerate();
+                let data = data.map(|(i, x)| x * self.weight(factors)[index(i)]);
+                self.write(x, &data.collect::<Vec<f32>>());
+            }
             Op::AllReduce(_) | Op::AllGather { .. } => panic!("{op:?} of one device"),
             Op::SigmoidGate { gate, x, out, adds } => {
                 let (gates, shared) = (self.read(gate), x.width / gate.width);

@@ -6,7 +6,7 @@ use self::quantised::QuantisedPool;
 use super::activations::Rows;
 use super::elements::{Buffer, Elements};
 use crate::OutOfMemory;
-use plan::{CacheType, KvLayout, PAGE_SIZE};
+use plan::{CacheType, KvHeads, KvLayout, PAGE_SIZE};
 use pulp::Arch;
 use std::ops::Range;
 
@@ -38,11 +38,13 @@ impl KvCache {
     /// [`OutOfMemory`].
     pub fn new(layout: KvLayout) -> Result<Self, OutOfMemory> {
         let pools = |cache_type, of_keys| {
-            let pools = (0..layout.num_layers).map(|_| Pool::new(&layout, cache_type, of_keys));
+            let layers = 0..layout.layers.len();
+            let pools = layers.map(|layer| Pool::new(&layout, layer, cache_type, of_keys));
             pools.collect::<Result<_, OutOfMemory>>()
         };
         let [k, v] = layout.types();
-        Ok(KvCache { layout, k: pools(k, true)?, v: pools(v, false)? })
+        let (k, v) = (pools(k, true)?, pools(v, false)?);
+        Ok(KvCache { layout, k, v })
     }
 
     /// Bytes of all pools.
@@ -52,10 +54,11 @@ impl KvCache {
 
     /// Writes row `t` of `k` and `v` to `slots[t]` of the layer's pools.
     pub fn append(&mut self, layer: usize, slots: &[u32], k: &Rows, v: &Rows) {
+        let heads = self.layout.layers[layer];
         for (pool, rows) in [(&mut self.k[layer], k), (&mut self.v[layer], v)] {
             for (&slot, row) in slots.iter().zip(rows.iter()) {
-                for (kv_head, values) in row.chunks_exact(self.layout.head_dim).enumerate() {
-                    pool.store(&self.layout, slot as usize, kv_head, values);
+                for (kv_head, values) in row.chunks_exact(heads.head_dim).enumerate() {
+                    pool.store(heads, slot as usize, kv_head, values);
                 }
             }
         }
@@ -74,7 +77,7 @@ impl KvCache {
         rows: Range<usize>,
         buffer: &'a mut [f32],
     ) -> &'a [f32] {
-        self.k[layer].load(&self.layout, page as usize, kv_head, rows, buffer)
+        self.k[layer].load(self.layout.layers[layer], page as usize, kv_head, rows, buffer)
     }
 
     /// As [`KvCache::keys`], the values.
@@ -86,7 +89,7 @@ impl KvCache {
         rows: Range<usize>,
         buffer: &'a mut [f32],
     ) -> &'a [f32] {
-        self.v[layer].load(&self.layout, page as usize, kv_head, rows, buffer)
+        self.v[layer].load(self.layout.layers[layer], page as usize, kv_head, rows, buffer)
     }
 
     /// Rotates a query as stored keys are, if they are: inner products stay the same, and a query is
@@ -100,13 +103,19 @@ impl KvCache {
 }
 
 impl Pool {
-    fn new(layout: &KvLayout, cache_type: CacheType, of_keys: bool) -> Result<Self, OutOfMemory> {
+    fn new(
+        layout: &KvLayout,
+        layer: usize,
+        cache_type: CacheType,
+        of_keys: bool,
+    ) -> Result<Self, OutOfMemory> {
         let Some(dtype) = cache_type.dtype() else {
-            let num_pages = layout.num_pages.saturating_mul(layout.num_kv_heads);
-            let pool = QuantisedPool::new(cache_type, of_keys, layout.head_dim, num_pages);
+            let KvHeads { num_kv_heads, head_dim } = layout.layers[layer];
+            let num_pages = layout.num_pages.saturating_mul(num_kv_heads);
+            let pool = QuantisedPool::new(cache_type, of_keys, head_dim, num_pages);
             return pool.map(Pool::Quantised);
         };
-        let mut pool = Buffer::try_zeroed("the KV cache", dtype, layout.pool_elems())?;
+        let mut pool = Buffer::try_zeroed("the KV cache", dtype, layout.pool_elems(layer))?;
         if cfg!(debug_assertions) {
             pool.poison();
         }
@@ -121,13 +130,13 @@ impl Pool {
     }
 
     /// Stores the row of `kv_head` at `slot`.
-    fn store(&mut self, layout: &KvLayout, slot: usize, kv_head: usize, values: &[f32]) {
+    fn store(&mut self, heads: KvHeads, slot: usize, kv_head: usize, values: &[f32]) {
         match self {
             Pool::Plain(pool) => {
-                pool.elements_mut().narrow(layout.row_start(slot, kv_head), values);
+                pool.elements_mut().narrow(heads.row_start(slot, kv_head), values);
             }
             Pool::Quantised(pool) => {
-                let page = slot / PAGE_SIZE * layout.num_kv_heads + kv_head;
+                let page = slot / PAGE_SIZE * heads.num_kv_heads + kv_head;
                 pool.store(page, slot % PAGE_SIZE, values);
             }
         }
@@ -136,17 +145,17 @@ impl Pool {
     /// Rows `rows` of `kv_head` in `page`, as [`KvCache::keys`].
     fn load<'a>(
         &'a self,
-        layout: &KvLayout,
+        heads: KvHeads,
         page: usize,
         kv_head: usize,
         rows: Range<usize>,
         buffer: &'a mut [f32],
     ) -> &'a [f32] {
-        let (head_dim, stride) = (layout.head_dim, row_elems(layout.head_dim));
+        let (head_dim, stride) = (heads.head_dim, row_elems(heads.head_dim));
         let num_rows = rows.len();
         match self {
             Pool::Plain(pool) => {
-                let first = layout.row_start(page * PAGE_SIZE + rows.start, kv_head);
+                let first = heads.row_start(page * PAGE_SIZE + rows.start, kv_head);
                 let stored = pool.elements().slice(first..first + num_rows * head_dim);
                 match stored {
                     Elements::F32(values) if stride == head_dim => return values,
@@ -161,7 +170,7 @@ impl Pool {
                 }
             }
             Pool::Quantised(pool) => {
-                let page = page * layout.num_kv_heads + kv_head;
+                let page = page * heads.num_kv_heads + kv_head;
                 pool.load(Arch::new(), page, rows, stride, buffer);
             }
         }

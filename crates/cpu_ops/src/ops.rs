@@ -98,6 +98,18 @@ pub fn softcap_rows(cap: f32, x: RowsMut) {
     x.for_each(|_, row| dispatch(arch, Capped { scores: row, cap }));
 }
 
+/// `x[t, i] *= factors[0]`, or the factor of each element's index.
+pub fn scale_rows(factors: &[f32], indices: Option<&[u32]>, x: RowsMut) {
+    let width = x.width();
+    x.for_each(|token, row| match indices {
+        None => row.iter_mut().for_each(|x| *x *= factors[0]),
+        Some(indices) => {
+            let pairs = row.iter_mut().zip(&indices[token * width..]);
+            pairs.for_each(|(x, &index)| *x *= factors[index as usize]);
+        }
+    });
+}
+
 /// Capped scores, or logits.
 pub(crate) struct Capped<'a> {
     pub scores: &'a mut [f32],

@@ -145,10 +145,9 @@ impl Plan {
                 _ => weight.bytes(),
             };
         }
-        let position_bytes = self.kv.position_bytes();
-        let kv_row_bytes: usize = position_bytes.iter().sum();
-        if op.appends_to().is_some() {
-            cost.written_bytes += kv_row_bytes * shape.num_tokens;
+        let kv_row_bytes = |layer| self.kv.position_bytes(layer).iter().sum::<usize>();
+        if let Some(layer) = op.appends_to() {
+            cost.written_bytes += kv_row_bytes(layer) * shape.num_tokens;
         }
         match op {
             Op::Embedding { .. }
@@ -188,6 +187,7 @@ impl Plan {
                 // Decay, product with the key, update, product with the query.
                 cost.flops = 7 * self.states.k_dim * self.view_elems(*out, shape);
             }
+            Op::Scale { x, .. } => cost.flops = self.view_elems(*x, shape),
             Op::Softcap { x, .. } => cost.flops = SOFTCAP_FLOPS * self.view_elems(*x, shape),
             Op::Add { out, .. } => cost.flops = self.view_elems(*out, shape),
             Op::AllReduce(AllReduce { x, residual, norm }) => {
@@ -221,7 +221,7 @@ impl Plan {
                 (ROPE_FLOPS + norm) * (self.view_elems(*q, shape) + self.view_elems(*k, shape));
         }
         if let Some(attention) = op.attention() {
-            cost.read_bytes += kv_row_bytes * shape.positions(attention);
+            cost.read_bytes += kv_row_bytes(attention.layer) * shape.positions(attention);
             cost.flops += 4 * shape.pairs(attention) * attention.num_heads * attention.head_dim;
         }
         if let Some(MaterializedAttention { attention, .. }) = stored {
@@ -229,7 +229,7 @@ impl Plan {
             cost.flops = match op {
                 Op::AttentionSoftmax(_) => SOFTMAX_FLOPS * scores,
                 _ => {
-                    let [k, v] = position_bytes;
+                    let [k, v] = self.kv.position_bytes(attention.layer);
                     let row_bytes = if matches!(op, Op::AttentionScores(_)) { k } else { v };
                     cost.read_bytes += row_bytes * shape.positions(attention);
                     2 * scores * attention.head_dim
@@ -272,8 +272,8 @@ fn expected_experts(op: &ExpertLinear, num_tokens: usize) -> f64 {
 mod tests {
     use super::*;
     use crate::{
-        Attention, Bounds, Dtype, KvLayout, KvStorage, Numerics, Rank, StateLayout, Tensor,
-        TensorId, Weight, WeightId,
+        Attention, Bounds, Dtype, KvHeads, KvLayout, KvStorage, Numerics, Rank, StateLayout,
+        Tensor, TensorId, Weight, WeightId,
     };
 
     /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads,
@@ -309,9 +309,7 @@ mod tests {
             constants: vec![],
             states: StateLayout::default(),
             kv: KvLayout {
-                num_layers: 1,
-                num_kv_heads: 2,
-                head_dim: 4,
+                layers: vec![KvHeads { num_kv_heads: 2, head_dim: 4 }],
                 num_pages: 1,
                 dtype,
                 storage: KvStorage::default(),

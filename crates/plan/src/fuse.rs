@@ -252,7 +252,7 @@ impl Pass<'_> {
 
     /// The columns of K stay unrotated in memory: no operation may read them after the append.
     fn rope_append(&self, rotated: View, op: RopeAppend, index: usize) -> Option<Op> {
-        let fits = op.head_dim == self.plan.kv.head_dim
+        let fits = op.head_dim == self.plan.kv.layers[op.layer].head_dim
             && !op.v.overlaps(rotated)
             && !self.is_read_after(index, op.k);
         fits.then_some(Op::RopeAppend(op))

@@ -57,24 +57,43 @@ impl From<CacheType> for KvStorage {
     }
 }
 
+/// What a layer of the KV cache stores of a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvHeads {
+    /// KV heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl KvHeads {
+    /// Elements of K, or of V, of a position.
+    pub const fn width(self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+
+    /// First element, in a pool without scales, of the row of `kv_head` at `slot`.
+    pub const fn row_start(self, slot: usize, kv_head: usize) -> usize {
+        let (page, row) = (slot / PAGE_SIZE, slot % PAGE_SIZE);
+        ((page * self.num_kv_heads + kv_head) * PAGE_SIZE + row) * self.head_dim
+    }
+}
+
 /// Layout and size of the paged KV cache.
 ///
 /// Each layer has a K pool and a V pool, both `[num_pages, num_kv_heads]` pages of a head. Position
 /// `p` of a sequence lives in page `block_table[p / PAGE_SIZE]`, row `p % PAGE_SIZE`; its *slot* is
-/// `page * PAGE_SIZE + p % PAGE_SIZE`.
+/// `page * PAGE_SIZE + p % PAGE_SIZE`. Layers may differ in their heads: a page has as many
+/// positions in all of them, and the same index.
 ///
 /// A page of a head is `[PAGE_SIZE, head_dim]` elements, then, where its type has scales,
 /// `[num_scales, PAGE_SIZE]` of them in f16. Of 8 and 4 bits every whole 32-bit word holds its even
 /// columns first, from the lowest bits on, then the odd ones. Keys of some types are rotated: see
 /// [`CacheType::rotates_keys`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayout {
-    /// Layers of the model.
-    pub num_layers: usize,
-    /// KV heads of a layer.
-    pub num_kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
+    /// The heads of each layer.
+    pub layers: Vec<KvHeads>,
     /// Pages of each pool.
     pub num_pages: usize,
     /// Element type of attention's operands, and of what `storage` leaves open.
@@ -87,10 +106,7 @@ impl KvLayout {
     /// The cache of operations that have none, for plans of `bounds`.
     pub fn none(bounds: &Bounds, dtype: Dtype) -> Self {
         KvLayout {
-            num_layers: 0,
-            num_kv_heads: 1,
-            // As any type can be stored.
-            head_dim: 8,
+            layers: Vec::new(),
             num_pages: bounds.max_pages_per_seq(),
             dtype,
             storage: KvStorage::default(),
@@ -118,31 +134,35 @@ impl KvLayout {
         self.are_operands() == [true; 2]
     }
 
-    /// Elements of one pool (K or V of one layer).
-    pub fn pool_elems(&self) -> usize {
-        self.num_pages * self.num_kv_heads * PAGE_SIZE * self.head_dim
+    /// Elements of one pool of `layer`.
+    pub fn pool_elems(&self, layer: usize) -> usize {
+        self.num_pages * PAGE_SIZE * self.layers[layer].width()
     }
 
-    /// Bytes of the K pool and of the V pool of a layer.
-    pub fn pool_bytes(&self) -> [usize; 2] {
-        self.position_bytes().map(|bytes| self.num_pages * PAGE_SIZE * bytes)
+    /// Elements of the largest pool.
+    pub fn max_pool_elems(&self) -> usize {
+        (0..self.layers.len()).map(|layer| self.pool_elems(layer)).max().unwrap_or(0)
+    }
+
+    /// Bytes of the K pool and of the V pool of `layer`.
+    pub fn pool_bytes(&self, layer: usize) -> [usize; 2] {
+        self.position_bytes(layer).map(|bytes| self.num_pages * PAGE_SIZE * bytes)
     }
 
     /// Bytes of the whole cache: all layers, K and V.
     pub fn bytes(&self) -> usize {
-        self.num_layers * self.pool_bytes().iter().sum::<usize>()
+        self.bytes_before(self.layers.len())
     }
 
-    /// Bytes that one position takes in a layer, K and V.
-    pub fn position_bytes(&self) -> [usize; 2] {
-        self.types()
-            .map(|stored| self.num_kv_heads * stored.row_bytes(self.head_dim as u32) as usize)
+    /// Bytes of the layers before `layer`, K and V.
+    pub fn bytes_before(&self, layer: usize) -> usize {
+        (0..layer).flat_map(|layer| self.pool_bytes(layer)).sum()
     }
 
-    /// First element, in a pool without scales, of the row of `kv_head` at `slot`.
-    pub fn row_start(&self, slot: usize, kv_head: usize) -> usize {
-        let (page, row) = (slot / PAGE_SIZE, slot % PAGE_SIZE);
-        ((page * self.num_kv_heads + kv_head) * PAGE_SIZE + row) * self.head_dim
+    /// Bytes that one position takes in `layer`, K and V.
+    pub fn position_bytes(&self, layer: usize) -> [usize; 2] {
+        let KvHeads { num_kv_heads, head_dim } = self.layers[layer];
+        self.types().map(|stored| num_kv_heads * stored.row_bytes(head_dim as u32) as usize)
     }
 
     /// Whether heads are whole numbers of blocks.
@@ -151,8 +171,10 @@ impl KvLayout {
     /// [`PlanError::CacheBlocks`].
     pub(super) fn check(&self) -> Result<(), PlanError> {
         for (of, cache_type) in ["k", "v"].into_iter().zip(self.types()) {
-            if !self.head_dim.is_multiple_of(cache_type.block_elems() as usize) {
-                return Err(PlanError::CacheBlocks { of, cache_type, head_dim: self.head_dim });
+            let block_elems = cache_type.block_elems() as usize;
+            let mut heads = self.layers.iter().map(|heads| heads.head_dim);
+            if let Some(head_dim) = heads.find(|head_dim| !head_dim.is_multiple_of(block_elems)) {
+                return Err(PlanError::CacheBlocks { of, cache_type, head_dim });
             }
         }
         Ok(())
@@ -178,8 +200,8 @@ mod tests {
         let kib = |num_kv_heads, head_dim, storage| {
             let num_pages = 8192 / PAGE_SIZE;
             let dtype = Dtype::F16;
-            let layout =
-                KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages, dtype, storage };
+            let layers = vec![KvHeads { num_kv_heads, head_dim }];
+            let layout = KvLayout { layers, num_pages, dtype, storage };
             layout.bytes() >> 10
         };
         use CacheType::{F32, Fp8, Q4_0, Q8_0};
@@ -193,5 +215,25 @@ mod tests {
         ] {
             assert_eq!([kib(2, 64, storage), kib(32, 96, storage)], [qwen, phi], "{storage:?}");
         }
+    }
+
+    #[test]
+    fn layers_have_pools_of_their_own_size() {
+        let (local, global) = (
+            KvHeads { num_kv_heads: 2, head_dim: 256 },
+            KvHeads { num_kv_heads: 1, head_dim: 128 },
+        );
+        let layout = KvLayout {
+            layers: vec![local, local, global, local],
+            num_pages: 3,
+            dtype: Dtype::F16,
+            storage: KvStorage { k: None, v: Some(CacheType::Q8_0) },
+        };
+        let positions = 3 * PAGE_SIZE;
+        assert_eq!(layout.pool_elems(2), positions * 128);
+        assert_eq!(layout.max_pool_elems(), positions * 512);
+        assert_eq!(layout.pool_bytes(2), [positions * 256, positions * 4 * 34]);
+        assert_eq!(layout.bytes_before(3), positions * (2 * (1024 + 16 * 34) + 256 + 4 * 34));
+        assert_eq!(layout.bytes(), positions * (3 * (1024 + 16 * 34) + 256 + 4 * 34));
     }
 }

@@ -31,7 +31,7 @@ pub use cost::{Cost, SeqShape, StepShape};
 pub use error::PlanError;
 pub use fusion::{Fusion, UnknownFusion};
 pub use gpu_types::{Accumulate, Activation, CacheType, Dtype, FP8_BLOCK};
-pub use kv::{KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
+pub use kv::{KvHeads, KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
 pub use memory::ArenaLayout;
 pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};
 pub use op::{

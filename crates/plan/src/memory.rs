@@ -119,7 +119,8 @@ mod tests {
     use super::*;
     use crate::testing::silu_mul;
     use crate::{
-        Bounds, Dtype, KvLayout, KvStorage, Numerics, Rank, Rows, StateLayout, Tensor, View,
+        Bounds, Dtype, KvHeads, KvLayout, KvStorage, Numerics, Rank, Rows, StateLayout, Tensor,
+        View,
     };
 
     /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
@@ -134,9 +135,7 @@ mod tests {
         };
         let view = |i: usize| View { tensor: TensorId(i), start: 0, width: widths[i] };
         let kv = KvLayout {
-            num_layers: 2,
-            num_kv_heads: 2,
-            head_dim: 64,
+            layers: vec![KvHeads { num_kv_heads: 2, head_dim: 64 }; 2],
             num_pages: 2,
             dtype: Dtype::F32,
             storage: KvStorage::default(),
@@ -193,9 +192,7 @@ mod tests {
         let layer = |num_kv_heads, head_dim, dtype| {
             let num_pages = 8192 / crate::PAGE_SIZE;
             KvLayout {
-                num_layers: 1,
-                num_kv_heads,
-                head_dim,
+                layers: vec![KvHeads { num_kv_heads, head_dim }],
                 num_pages,
                 dtype,
                 storage: KvStorage::default(),

@@ -148,6 +148,15 @@ pub enum Op {
         /// Whether it is added to what `out` holds: with [`Op::Add`], to the same bits.
         adds: bool,
     },
+    /// `x[t, i] *= factors[0]`, in place, or that of each element's index.
+    Scale {
+        /// `[rows, width]` f32.
+        x: View,
+        /// `[n]`.
+        factors: WeightId,
+        /// As `x`, u32 below `n`: `x[t, i] *= factors[indices[t, i]]`.
+        indices: Option<View>,
+    },
     /// `out = x + residual`. `out` may be `residual`.
     Add {
         /// `[tokens, hidden_size]`.
@@ -409,6 +418,7 @@ impl Op {
             Op::Gate { activation, .. } => activation.gate_name(),
             Op::SigmoidGate { adds: false, .. } => "sigmoid_gate",
             Op::SigmoidGate { .. } => "sigmoid_gate_add",
+            Op::Scale { .. } => "scale",
             Op::Add { .. } => "add",
             Op::AllReduce(AllReduce { residual: None, .. }) => "all_reduce",
             Op::AllReduce(AllReduce { norm: None, .. }) => "all_reduce_add",
@@ -471,6 +481,7 @@ impl Op {
                 [gate, x].into_iter().chain(adds.then_some(out)).collect()
             }
             Op::NormAdd { x, residual, .. } | Op::Add { x, residual, .. } => vec![x, residual],
+            Op::Scale { x, indices, .. } => [x].into_iter().chain(indices).collect(),
         }
     }
 
@@ -500,7 +511,10 @@ impl Op {
             Op::LayerNorm(LayerNorm { x, out, keeps, .. }) => {
                 [out].into_iter().chain(keeps.then_some(x)).collect()
             }
-            Op::Rope { x, .. } | Op::Softcap { x, .. } | Op::AddTable { x, .. } => vec![x],
+            Op::Rope { x, .. }
+            | Op::Softcap { x, .. }
+            | Op::Scale { x, .. }
+            | Op::AddTable { x, .. } => vec![x],
             Op::Route(Route { router, logits, experts, weights, .. }) => {
                 let of_router = router.map(|router| [router.normed, logits]);
                 of_router.into_iter().flatten().chain([experts, weights]).collect()
@@ -523,6 +537,7 @@ impl Op {
             Op::LayerNorm(LayerNorm { weight, bias, .. }) => {
                 [weight].into_iter().chain(bias).collect()
             }
+            Op::Scale { factors, .. } => vec![factors],
             Op::ExpertLinear(ExpertLinear { weight, bias, gate, .. }) => {
                 let of_gate = gate.map(|gate| [Some(gate.up), gate.bias]);
                 let others = [bias].into_iter().chain(of_gate.into_iter().flatten()).flatten();

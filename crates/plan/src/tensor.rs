@@ -254,6 +254,8 @@ pub enum PartTransform {
     Add(f32),
     /// In the same order, `-e^x` of every element `x`: of vectors, which are kept in f32.
     NegExp,
+    /// This number in the place of every element: of vectors, which are kept in f32.
+    Constant(f32),
     /// Every second row of the tensor, from the first one of the slice on: the rows of two matrices
     /// take turns.
     EverySecond,

@@ -1,9 +1,9 @@
 //! What the tests of plans and of what reads them share.
 
 use super::{
-    Activation, Attention, Bounds, Constant, Dtype, Fusion, KvLayout, KvStorage, Linear, Numerics,
-    Op, PAGE_SIZE, Plan, PlanBuilder, Precision, Rank, Rows, StateLayout, TensorId, View, Weight,
-    WeightId,
+    Activation, Attention, Bounds, Constant, Dtype, Fusion, KvHeads, KvLayout, KvStorage, Linear,
+    Numerics, Op, PAGE_SIZE, Plan, PlanBuilder, Precision, Rank, Rows, StateLayout, TensorId, View,
+    Weight, WeightId,
 };
 
 /// A plan without operations, which tests fill: it is not checked.
@@ -188,9 +188,7 @@ impl Decoder {
         };
         let dtype = self.precision.cache();
         let kv = KvLayout {
-            num_layers: 1,
-            num_kv_heads,
-            head_dim,
+            layers: vec![KvHeads { num_kv_heads, head_dim }],
             num_pages: max_tokens,
             dtype,
             storage: KvStorage::default(),

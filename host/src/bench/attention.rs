@@ -27,8 +27,8 @@ use super::random::{RandomWeights, norm, normed};
 use crate::exec::cuda::CudaExecutor;
 use crate::exec::{ExecError, Executor, GpuOptions, PreparedPlan, Target, Want};
 use crate::plan::{
-    Attention, Bounds, Dtype, KvLayout, KvStorage, Op, Plan, PlanBuilder, PlanError, Precision,
-    Rows, Weight,
+    Attention, Bounds, Dtype, KvHeads, KvLayout, KvStorage, Op, Plan, PlanBuilder, PlanError,
+    Precision, Rows, Weight,
 };
 
 /// What is measured.
@@ -185,9 +185,7 @@ impl Bench {
             }));
         }
         let kv = KvLayout {
-            num_layers: self.copies,
-            num_kv_heads,
-            head_dim,
+            layers: vec![KvHeads { num_kv_heads, head_dim }; self.copies],
             num_pages: self.shape.batch * self.shape.pages_per_seq(),
             dtype: self.precision.cache(),
             storage: KvStorage::default(),

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for
 /// what is around a model. Each with its real `config.json`, except for the weights' type and the
 /// context of Llama's, which are measured in longer ones.
-const MODELS: [(&str, &str); 19] = [
+const MODELS: [(&str, &str); 21] = [
     ("tiny", include_str!("random_model/tiny.json")),
     ("qwen2.5-0.5b", include_str!("random_model/qwen2.5-0.5b.json")),
     ("qwen2.5-7b", include_str!("random_model/qwen2.5-7b.json")),
@@ -24,6 +24,8 @@ const MODELS: [(&str, &str); 19] = [
     ("ministral-3-8b", include_str!("random_model/ministral-3-8b.json")),
     ("gemma-2-9b", include_str!("random_model/gemma-2-9b.json")),
     ("gemma-3-4b", include_str!("random_model/gemma-3-4b.json")),
+    ("gemma-4-e4b", include_str!("random_model/gemma-4-e4b.json")),
+    ("gemma-4-26b-a4b", include_str!("random_model/gemma-4-26b-a4b.json")),
     ("qwen3-30b-a3b", include_str!("random_model/qwen3-30b-a3b.json")),
     ("qwen3.5-9b", include_str!("random_model/qwen3.5-9b.json")),
     ("qwen3.5-27b", include_str!("random_model/qwen3.5-27b.json")),
@@ -82,7 +84,7 @@ mod tests {
     /// model card.
     #[test]
     fn shapes_have_the_real_number_of_parameters() {
-        let counts: [usize; 19] = MODELS.map(|(_, json)| {
+        let counts: [usize; 21] = MODELS.map(|(_, json)| {
             let tensors = random_tensors(&config(json), None);
             tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
         });
@@ -101,6 +103,9 @@ mod tests {
             9_241_705_984,
             // Without the part for images.
             3_880_263_168,
+            // As transformers counts its class for text, and the factor of each layer.
+            7_463_013_418,
+            25_233_141_790,
             30_532_122_624,
             // Without the parts for images and for several tokens at once, by the layers' shapes.
             8_953_803_264,

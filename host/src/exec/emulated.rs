@@ -153,10 +153,10 @@ impl Rank {
         let constants = tables
             .map(|table| memory.alloc(&table.name, Init::Bytes(bytemuck::cast_slice(&table.data))))
             .collect();
-        let [k_bytes, v_bytes] = plan.kv.pool_bytes();
         let mut pool = |name, layer, bytes| alloc(memory, &format!("layers.{layer}.{name}"), bytes);
-        let kv_pools = (0..plan.kv.num_layers)
+        let kv_pools = (0..plan.kv.layers.len())
             .map(|layer| {
+                let [k_bytes, v_bytes] = plan.kv.pool_bytes(layer);
                 let k = pool("k_cache", layer, k_bytes)?;
                 Ok(KvPool { k, v: pool("v_cache", layer, v_bytes)? })
             })

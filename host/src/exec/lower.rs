@@ -16,6 +16,7 @@ use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf, SumOrder}
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::sampling::{Sample, SampleWorkspace};
+use kernels::scale::ScaleRows;
 use kernels::softcap::SoftcapRows;
 
 mod append;
@@ -100,7 +101,7 @@ impl Addresses {
             next += 1 << 32;
             next
         };
-        let pools = 0..plan.kv.num_layers;
+        let pools = 0..plan.kv.layers.len();
         Addresses {
             weights: plan.weights.iter().map(|_| address()).collect(),
             constants: plan.constants.iter().map(|_| address()).collect(),
@@ -413,6 +414,12 @@ impl<'a> Lowering<'a> {
             }
             Op::SigmoidGate { gate, x, out, adds } => {
                 self.sigmoid_gate::<E>([gate, x], out, adds)?
+            }
+            Op::Scale { x, factors, indices } => {
+                let (max_rows, width) = (self.max_rows(x), x.width);
+                let (rows, factors) = (self.view(x)?, self.weight(factors)?);
+                let indices = indices.map(|indices| self.indices(indices));
+                ScaleRows { max_rows, width }.launch(self.num_rows(x), rows, indices, factors)
             }
             Op::CausalConv(ref conv) => return self.causal_conv::<E>(conv)?.map_err(unsupported),
             Op::DeltaRule(ref rule) => return self.delta_rule::<E>(rule)?.map_err(unsupported),

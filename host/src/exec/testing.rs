@@ -1,7 +1,8 @@
 //! What the tests of executors share.
 
 use crate::plan::{
-    Bounds, Constant, Dtype, KvLayout, KvStorage, Numerics, Op, Plan, PlanBuilder, Rows, Weight,
+    Bounds, Constant, Dtype, KvHeads, KvLayout, KvStorage, Numerics, Op, Plan, PlanBuilder, Rows,
+    Weight,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -24,9 +25,7 @@ pub fn plan() -> Plan {
         mixed: false,
     };
     let kv = KvLayout {
-        num_layers: 1,
-        num_kv_heads: 1,
-        head_dim: 4,
+        layers: vec![KvHeads { num_kv_heads: 1, head_dim: 4 }],
         num_pages: 4,
         dtype: Dtype::F32,
         storage: KvStorage::default(),

@@ -21,16 +21,19 @@
 mod delta;
 mod encoder;
 mod experts;
+mod gemma4;
 mod pooled;
 mod weights;
 
 use self::weights::{Stacked, cols_of, num_rows, part, rows_of, scaled};
 use super::shares::Shares;
-use super::{Config, Decoder, LayerConfig, NormPlacement, QkNorm, RopeTables, names::Names};
+use super::{
+    Config, Decoder, KvSource, LayerConfig, NormPlacement, QkNorm, RopeTables, names::Names,
+};
 use crate::plan::{
-    AllReduce, Attention, AttentionForm, Bounds, CacheSize, ConstantId, Dtype, KvLayout, Linear,
-    MaterializedAttention, Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError, PlanOutput,
-    Precision, Rows, View, WeightId, WeightPart, WeightSlice, WeightSource,
+    AllReduce, Attention, AttentionForm, Bounds, CacheSize, ConstantId, Dtype, KvHeads, KvLayout,
+    Linear, MaterializedAttention, Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError,
+    PlanOutput, Precision, Rows, View, WeightId, WeightPart, WeightSlice, WeightSource,
 };
 use half::bf16;
 use std::ops::Range;
@@ -47,14 +50,16 @@ pub(super) fn plan(
 ) -> Result<Plan, PlanError> {
     let Decoder { config, names, checkpoint, .. } = model;
     let precision = numerics.precision;
+    let heads = |layer| KvHeads {
+        num_kv_heads: shares.kv_heads_of(config, layer).len(),
+        head_dim: config.heads(layer).head_dim,
+    };
     let kv = KvLayout {
-        num_layers: match config.is_causal {
-            true => config.num_layers() - config.num_delta_layers(config.num_layers()),
+        layers: match config.is_causal {
+            true => config.cached_layers().map(heads).collect(),
             // A text is read in one step: no layer needs those of another.
-            false => 1,
+            false => vec![heads(0)],
         },
-        num_kv_heads: shares.kv_heads.len(),
-        head_dim: config.head_dim,
         num_pages: cache.num_pages,
         dtype: precision.cache(),
         storage: numerics.kv,
@@ -126,6 +131,7 @@ impl Planner<'_> {
         let residual = self.precision.residual();
         let hidden = self.builder.activation("hidden", Rows::Tokens, hidden_size, residual);
         self.builder.op(Op::Embedding { table, out: hidden, scale: self.embedding_scale() });
+        let inputs = config.per_layer_inputs.map(|inputs| self.layer_inputs(inputs, hidden));
         for layer in 0..config.num_layers() {
             self.builder.set_layer(Some(layer));
             match config.delta.filter(|_| config.layers[layer].is_delta) {
@@ -133,6 +139,12 @@ impl Planner<'_> {
                 None => self.attention(layer, hidden),
             }
             self.mlp(layer, hidden);
+            if let Some(inputs) = inputs {
+                self.add_layer_input(layer, inputs, hidden);
+            }
+            if config.scales_layers {
+                self.scale_layer(layer, hidden);
+            }
         }
         self.builder.set_layer(None);
         (table, hidden)
@@ -149,8 +161,13 @@ impl Planner<'_> {
     /// What multiplies the rows of the embedding.
     fn embedding_scale(&self) -> f32 {
         let Config { embedding_multiplier, residual_multiplier, .. } = *self.config;
-        let scale = (embedding_multiplier / residual_multiplier) as f32;
-        let stored = self.checkpoint.stored(&format!("{}.weight", self.names.embedding));
+        self.table_scale(self.names.embedding, embedding_multiplier / residual_multiplier)
+    }
+
+    /// `scale` of the rows of table `name`, rounded as the models were trained.
+    fn table_scale(&self, name: &str, scale: f64) -> f32 {
+        let scale = scale as f32;
+        let stored = self.checkpoint.stored(&format!("{name}.weight"));
         let is_exact = matches!(stored, Some(Dtype::F32 | Dtype::F16));
         match self.config.rounds_embedding_multiplier && !is_exact {
             true => bf16::from_f32(scale).to_f32(),
@@ -215,8 +232,9 @@ impl Planner<'_> {
     fn attended(&mut self, layer: usize, x: View, width: usize) -> View {
         let (config, names) = (self.config, self.names);
         let LayerConfig { window, rope, .. } = config.layers[layer];
-        let head_dim = config.head_dim;
-        let (num_heads, num_kv_heads) = (self.shares.heads.len(), self.shares.kv_heads.len());
+        let head_dim = config.heads(layer).head_dim;
+        let num_heads = self.shares.heads.len();
+        let num_kv_heads = self.shares.kv_heads_of(config, layer).len();
         let q_width = num_heads * head_dim;
         let label = |what: &str| format!("layers.{layer}.{what}");
         let parts = match config.attention_gate {
@@ -224,16 +242,14 @@ impl Planner<'_> {
             false => self.qkv_parts(layer),
         };
         let qkv = self.operand_linear(&label("qkv"), &parts, config.qkv_bias, x);
-        let [q, k, v] = self.qk_norm(layer, qkv);
+        let (q, kv) = self.normed_heads(layer, qkv);
         if let Some(rope) = rope {
-            self.rope(rope, [q, k], qkv);
+            self.rope(layer, rope, q, kv.map(|[k, _]| k), qkv);
         }
-        // Those before it that have keys and values.
-        let of_cache = match config.is_causal {
-            true => layer - config.num_delta_layers(layer),
-            false => 0,
-        };
-        self.builder.op(Op::KvAppend { layer: of_cache, k, v });
+        let of_cache = self.cache_of(layer);
+        if let Some([k, v]) = kv {
+            self.builder.op(Op::KvAppend { layer: of_cache, k, v });
+        }
         let out = self.operand(&label("attention"), Rows::Tokens, q_width);
         let sinks = config.has_sinks.then(|| {
             let sinks = part(names.in_layer(layer, names.sinks), config.num_heads);
@@ -267,54 +283,83 @@ impl Planner<'_> {
         self.summand(&label("attention_out"), projection, bias, out, width)
     }
 
-    /// Q, K and V of this rank's heads, of which Q and K are normalised.
-    fn qk_norm(&mut self, layer: usize, qkv: View) -> [View; 3] {
+    /// Where the keys and values that `layer` reads are in the cache.
+    fn cache_of(&self, layer: usize) -> usize {
+        let source = match self.config.layers[layer].kv {
+            KvSource::Layer(source) => source,
+            _ => layer,
+        };
+        match self.config.is_causal {
+            true => self.config.cached_layers().take_while(|&cached| cached < source).count(),
+            false => 0,
+        }
+    }
+
+    /// Q of this rank's heads and, unless they are another layer's, K and V, normalised where the
+    /// model does.
+    fn normed_heads(&mut self, layer: usize, qkv: View) -> (View, Option<[View; 2]>) {
         let (config, names) = (self.config, self.names);
-        let Config { head_dim, .. } = *config;
-        let Projected { q_heads, k_heads } = self.projected();
+        let head_dim = config.heads(layer).head_dim;
+        let Projected { q_heads, k_heads } = self.projected(layer);
         let (q_width, k_width) = (q_heads.len() * head_dim, k_heads.len() * head_dim);
-        let (q, k) = (qkv.columns(0, q_width), qkv.columns(q_width, k_width));
+        let kv_heads = self.shares.kv_heads_of(config, layer);
+        let q = qkv.columns(0, q_width);
+        let k = || qkv.columns(q_width, k_width);
+        let kv = match config.layers[layer].kv {
+            KvSource::Own => {
+                let v = qkv.columns(q_width + k_width, kv_heads.len() * head_dim);
+                Some([k(), if config.norms_values { self.normed_values(layer, v, v) } else { v }])
+            }
+            KvSource::Joint => {
+                let v = self.operand(&format!("layers.{layer}.values"), Rows::Tokens, k_width);
+                Some([k(), self.normed_values(layer, k(), v)])
+            }
+            KvSource::Layer(_) => None,
+        };
         if let Some(over) = config.qk_norm {
-            for (x, what, name) in [(q, "q_norm", names.q_norm), (k, "k_norm", names.k_norm)] {
+            let of_k = kv.map(|[k, _]| (k, "k_norm", names.k_norm));
+            for (x, what, name) in [(q, "q_norm", names.q_norm)].into_iter().chain(of_k) {
                 let width = if over == QkNorm::PerHead { head_dim } else { x.width };
                 let name = self.norm_part(&names.in_layer(layer, name), width);
                 let weight = self.vector(&format!("layers.{layer}.{what}"), &[name], "weight");
                 self.builder.op(Op::RmsNorm { x, weight, out: x, eps: config.rms_norm_eps });
             }
         }
-        let Shares { heads, kv_heads, .. } = self.shares;
         let own = |x: View, of: &Range<usize>, own: &Range<usize>| {
             x.columns((own.start - of.start) * head_dim, own.len() * head_dim)
         };
-        let v = qkv.columns(q_width + k_width, kv_heads.len() * head_dim);
-        [own(q, &q_heads, heads), own(k, &k_heads, kv_heads), v]
+        let kv = kv.map(|[k, v]| [own(k, &k_heads, &kv_heads), v]);
+        (own(q, &q_heads, &self.shares.heads), kv)
     }
 
     /// Heads of Q and of K whose projections this rank computes: those that it attends with, and
     /// those that are normalised together with them.
-    fn projected(&self) -> Projected {
+    fn projected(&self, layer: usize) -> Projected {
         let Config { num_heads, num_kv_heads, qk_norm, .. } = *self.config;
         match qk_norm {
             Some(QkNorm::AllHeads) => Projected { q_heads: 0..num_heads, k_heads: 0..num_kv_heads },
             _ => {
-                let Shares { heads, kv_heads, .. } = self.shares.clone();
-                Projected { q_heads: heads, k_heads: kv_heads }
+                let k_heads = self.shares.kv_heads_of(self.config, layer);
+                Projected { q_heads: self.shares.heads.clone(), k_heads }
             }
         }
     }
 
-    /// Rotates Q and K by rotary embedding `rope`: in one operation, where they are neighbours on
-    /// every rank and have one table.
-    fn rope(&mut self, rope: usize, [q, k]: [View; 2], qkv: View) {
-        let head_dim = self.config.head_dim;
+    /// Rotates Q, and K if the layer has its own, by rotary embedding `rope`: in one operation,
+    /// where they are neighbours on every rank and have one table.
+    fn rope(&mut self, layer: usize, rope: usize, q: View, k: Option<View>, qkv: View) {
+        let head_dim = self.config.heads(layer).head_dim;
         let (of_q, of_k) = (self.q_ropes[rope], self.k_ropes[rope]);
-        let has_others = q.width != self.projected().q_heads.len() * head_dim;
+        let has_others = q.width != self.projected(layer).q_heads.len() * head_dim;
         let mut rotate = |x, table| self.builder.op(Op::Rope { x, table, head_dim });
-        if of_q == of_k && !has_others {
-            rotate(qkv.columns(0, q.width + k.width), of_k);
-        } else {
-            rotate(q, of_q);
-            rotate(k, of_k);
+        match k {
+            Some(k) if of_q == of_k && !has_others => {
+                rotate(qkv.columns(0, q.width + k.width), of_k);
+            }
+            _ => {
+                rotate(q, of_q);
+                k.into_iter().for_each(|k| rotate(k, of_k));
+            }
         }
     }
 
@@ -340,19 +385,15 @@ impl Planner<'_> {
             after: names.mlp_post_norm,
         };
         let x = self.before(&norm, hidden);
-        let Some(experts) = config.experts.filter(|_| config.layers[layer].has_experts) else {
-            let mlp = Mlp {
-                prefix: "",
-                gate_up: names.gate_up,
-                down: names.down,
-                columns: self.shares.columns.clone(),
-                of: config.intermediate_size,
-                bias: config.mlp_bias,
-            };
-            let out = self.gated_mlp(layer, mlp, x, hidden.width);
+        let experts = config.experts.filter(|_| config.layers[layer].has_experts);
+        let Some(experts) = experts.filter(|experts| !experts.beside_mlp) else {
+            let out = self.gated_mlp(layer, self.dense_mlp(layer), x, hidden.width);
+            if let Some(experts) = experts {
+                self.add_experts(layer, experts, hidden, out);
+            }
             return self.add(&norm, out, hidden);
         };
-        let out = self.experts(layer, experts, x, hidden.width);
+        let out = self.experts(layer, experts, [x; 2], hidden.width);
         self.add(&norm, out, hidden);
         if let Some(of) = experts.shared_intermediate_size {
             let mlp = Mlp {
@@ -371,6 +412,19 @@ impl Planner<'_> {
         }
     }
 
+    /// The MLP of `layer` that is none of experts.
+    fn dense_mlp(&self, layer: usize) -> Mlp<'static> {
+        let (config, names) = (self.config, self.names);
+        let of = config.intermediate_size_of(layer);
+        let columns = match config.layers[layer].intermediate_size {
+            // On one device.
+            Some(of) => 0..of,
+            None => self.shares.columns.clone(),
+        };
+        let (gate_up, down) = (names.gate_up, names.down);
+        Mlp { prefix: "", gate_up, down, columns, of, bias: config.mlp_bias }
+    }
+
     /// `down(activation(gate(x)) * up(x))`, of `width` columns.
     fn gated_mlp(&mut self, layer: usize, mlp: Mlp, x: View, width: usize) -> View {
         let Mlp { prefix, gate_up, down, columns, of, bias } = mlp;
@@ -386,9 +440,16 @@ impl Planner<'_> {
         self.summand(&label("down"), down, bias, out, width)
     }
 
-    /// Q, K and V, stacked; the rows of Q and K in the order that RoPE by halves wants.
+    /// Q, K and V, as far as the layer has them, stacked; the rows of Q and K in the order that
+    /// RoPE by halves wants.
     fn qkv_parts(&self, layer: usize) -> Vec<WeightPart> {
-        let Config { num_heads, num_kv_heads, head_dim, .. } = *self.config;
+        let Config { num_heads, .. } = *self.config;
+        let KvHeads { num_kv_heads, head_dim } = self.config.heads(layer);
+        let num_parts = match self.config.layers[layer].kv {
+            KvSource::Own => 3,
+            KvSource::Joint => 2,
+            KvSource::Layer(_) => 1,
+        };
         let rotated = |num_heads| match self.names.interleaved_rope {
             true => PartTransform::UnpermuteRope { num_heads },
             false => PartTransform::None,
@@ -398,13 +459,14 @@ impl Planner<'_> {
             of: of * head_dim,
             transform,
         };
-        let Projected { q_heads, k_heads } = self.projected();
+        let Projected { q_heads, k_heads } = self.projected(layer);
+        let kv_heads = self.shares.kv_heads_of(self.config, layer);
         let parts = [
             stacked(&q_heads, num_heads, rotated(q_heads.len())),
             stacked(&k_heads, num_kv_heads, rotated(k_heads.len())),
-            stacked(&self.shares.kv_heads, num_kv_heads, PartTransform::None),
+            stacked(&kv_heads, num_kv_heads, PartTransform::None),
         ];
-        self.stacked(layer, self.names.qkv, &parts)
+        self.stacked(layer, self.names.qkv, &parts[..num_parts])
     }
 
     /// Q, K and V, then the gates of the query heads: the checkpoint has the gate of each head
@@ -459,16 +521,18 @@ impl Planner<'_> {
                 let name = self.names.in_layer(norm.layer, norm.name);
                 self.norm(&norm.label, self.norm_part(&name, hidden.width), hidden)
             }
-            NormPlacement::After if self.precision.operand() == self.builder.dtype(hidden) => {
-                hidden
-            }
-            NormPlacement::After => {
-                let label = format!("{}_input", norm.label);
-                let out = self.operand(&label, Rows::Tokens, hidden.width);
-                self.builder.op(Op::Cast { x: hidden, out });
-                out
-            }
+            NormPlacement::After => self.as_operand(&format!("{}_input", norm.label), hidden),
         }
+    }
+
+    /// `x`, rounded to the operand type if it is of another.
+    fn as_operand(&mut self, label: &str, x: View) -> View {
+        if self.precision.operand() == self.builder.dtype(x) {
+            return x;
+        }
+        let out = self.operand(label, self.builder.rows(x), x.width);
+        self.builder.op(Op::Cast { x, out });
+        out
     }
 
     /// `hidden += x`, or the norm of `x`, if that comes last.

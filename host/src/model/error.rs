@@ -55,6 +55,14 @@ pub enum ModelError {
         /// How many devices there are.
         world: usize,
     },
+    /// A model whose layers differ in their heads or read the keys of others, for several devices.
+    #[error(
+        "{world} devices cannot share a model whose layers differ in their heads: run it on one"
+    )]
+    KindsShared {
+        /// How many devices there are.
+        world: usize,
+    },
     /// A precision in whose elements the model's rows would not be aligned.
     #[error(
         "the model has a {what} of {size}: in {precision} it has to be a multiple of {multiple}\n\

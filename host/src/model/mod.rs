@@ -12,8 +12,8 @@ mod rope;
 mod shares;
 
 pub use config::{
-    Config, ConfigError, DeltaNet, Encoder, ExpertScores, Experts, Family, LayerConfig,
-    LearnedPositions, NormPlacement, QkNorm,
+    Config, ConfigError, DeltaNet, Encoder, ExpertScores, Experts, Family, KvSource, LayerConfig,
+    LearnedPositions, NormPlacement, PerLayerInputs, QkNorm,
 };
 pub use error::ModelError;
 use names::ExpertForm;
@@ -64,7 +64,8 @@ impl Decoder {
             }
             Origin::Gguf { metadata } => {
                 let config = Config::from_gguf(metadata, &checkpoint).map_err(at_path)?;
-                let names = Names::gguf(config.family);
+                let has = |name: &str| checkpoint.tensor(name).is_some();
+                let names = Names::gguf_of(config.family, has);
                 (config, names)
             }
         };
@@ -206,15 +207,20 @@ impl Decoder {
     /// Whether the rows of every operand, and every head in it, start at multiples of 16 bytes.
     fn check_alignment(&self, precision: Precision) -> Result<(), ModelError> {
         let multiple = precision.operand().row_multiple();
-        let Config { hidden_size, intermediate_size, head_dim, experts, delta, .. } = self.config;
+        let Config { hidden_size, experts, delta, .. } = self.config;
+        let inputs = self.config.per_layer_inputs.map_or(0, |inputs| inputs.width);
+        let of_layers = (0..self.config.num_layers()).flat_map(|layer| {
+            let head_dim = self.config.heads(layer).head_dim;
+            let intermediate_size = self.config.intermediate_size_of(layer);
+            [("intermediate size", intermediate_size), ("head size", head_dim)]
+        });
         let of_experts = experts.into_iter().flat_map(|experts| {
             [Some(experts.intermediate_size), experts.shared_intermediate_size]
         });
         let of_experts = of_experts.flatten().map(|size| ("intermediate size of experts", size));
         let sizes = [
             ("hidden size", hidden_size),
-            ("intermediate size", intermediate_size),
-            ("head size", head_dim),
+            ("size of the inputs of a layer", inputs),
             ("size of keys of a layer of Gated DeltaNet", delta.map_or(0, |delta| delta.k_width())),
             (
                 "size of values of a layer of Gated DeltaNet",
@@ -225,7 +231,12 @@ impl Decoder {
                 delta.map_or(0, |delta| 2 * delta.num_v_heads),
             ),
         ];
-        match sizes.into_iter().chain(of_experts).find(|(_, size)| !size.is_multiple_of(multiple)) {
+        match sizes
+            .into_iter()
+            .chain(of_layers)
+            .chain(of_experts)
+            .find(|(_, size)| !size.is_multiple_of(multiple))
+        {
             Some((what, size)) => Err(ModelError::Unaligned { what, size, precision, multiple }),
             None => Ok(()),
         }

@@ -3,16 +3,21 @@
 mod delta;
 mod encoder;
 mod experts;
+mod gemma4;
 
-use super::{Config, Family, NormPlacement, QkNorm};
+use super::{Config, Family, KvSource, NormPlacement, QkNorm};
+use crate::plan::KvHeads;
 pub(crate) use delta::DeltaNames;
 use delta::{GGUF_DELTA, GGUF_GROUPED_DELTA, HF_DELTA, HF_GROUPED_DELTA};
 pub(crate) use encoder::EncoderNames;
 use encoder::{GGUF_BERT, GGUF_MODERN_BERT, HF_BERT, HF_MODERN_BERT, HF_ROBERTA};
 pub(crate) use experts::{ExpertForm, ExpertNames};
 use experts::{
-    GGUF_EXPERTS, GRANITE_EXPERTS, HF_EXPERTS, MIXTRAL_EXPERTS, OPENAI_EXPERTS, QWEN_EXPERTS,
+    GEMMA4_EXPERTS, GGUF_EXPERTS, GRANITE_EXPERTS, HF_EXPERTS, MIXTRAL_EXPERTS, OPENAI_EXPERTS,
+    QWEN_EXPERTS,
 };
+pub(crate) use gemma4::Gemma4Names;
+use gemma4::{GGUF_GEMMA4, HF_GEMMA4};
 
 /// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number;
 /// all of them take `.weight` or `.bias`, but where it says otherwise.
@@ -46,6 +51,8 @@ pub(crate) struct Names {
     pub delta: DeltaNames,
     /// Names of what encoders have alone.
     pub encoder: EncoderNames,
+    /// Names of what only Gemma 4 has.
+    pub gemma4: Gemma4Names,
     /// Whether the rows of Q and K are in the order of interleaved RoPE.
     pub interleaved_rope: bool,
 }
@@ -67,6 +74,7 @@ impl Names {
             Family::Bert => &HF_BERT,
             Family::Roberta => &HF_ROBERTA,
             Family::ModernBert => &HF_MODERN_BERT,
+            Family::Gemma4 => &HF_GEMMA_4,
             Family::Qwen3Next => &HF_QWEN3_NEXT,
             Family::Qwen35 | Family::Qwen35Moe => &HF_QWEN35,
             _ => &HF_LLAMA,
@@ -80,6 +88,14 @@ impl Names {
         };
         let table = tables.iter().find(|table| fits(table) && has_experts(table));
         table.or_else(|| tables.iter().find(fits)).unwrap_or(&tables[0])
+    }
+
+    /// The names that the GGUF file of a model of `family` uses, which has the tensors that `has`
+    /// says.
+    pub fn gguf_of(family: Family, has: impl Fn(&str) -> bool) -> &'static Names {
+        let joined = &GGUF_GEMMA4_JOINED;
+        let first = joined.in_layer(0, &joined.experts.first());
+        if family == Family::Gemma4 && has(&first) { joined } else { Self::gguf(family) }
     }
 
     /// The names that GGUF files of `family` use.
@@ -96,6 +112,8 @@ impl Names {
             // As of Gemma.
             Family::Qwen35 | Family::Qwen35Moe => &GGUF_POST_NORM,
             Family::Qwen3Next => &GGUF_QWEN3_NEXT,
+            // Nothing is added to the weights of Gemma 4's.
+            Family::Gemma4 => &GGUF,
             // Conversion has added 1 to the weights of Gemma's norms.
             Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::Gemma2 | Family::Gemma3 => {
                 &GGUF
@@ -113,10 +131,22 @@ impl Names {
         if let Some(encoder) = config.encoder {
             return self.encoder_tensors(config, encoder);
         }
-        let Config { vocab_size, hidden_size: hidden, intermediate_size, head_dim, .. } = *config;
-        let (q_width, kv_width) = (config.num_heads * head_dim, config.num_kv_heads * head_dim);
+        let Config { vocab_size, hidden_size: hidden, .. } = *config;
         let mut tensors = vec![(format!("{}.weight", self.embedding), vec![vocab_size, hidden])];
+        let of_model = self.gemma4.of_model(config).into_iter();
+        tensors.extend(of_model.map(|(name, shape)| (self.of_model(&name), shape)));
         for layer in 0..config.num_layers() {
+            let heads = config.heads(layer);
+            let KvHeads { head_dim, .. } = heads;
+            let (q_width, kv_width) = (config.num_heads * head_dim, heads.width());
+            let (kv, intermediate_size) =
+                (config.layers[layer].kv, config.intermediate_size_of(layer));
+            // Q, and of K and V those that are the layer's own.
+            let num_projected = match kv {
+                KvSource::Own => 3,
+                KvSource::Joint => 2,
+                KvSource::Layer(_) => 1,
+            };
             let mut push = |stem: &str, shape: &[usize], has_bias: bool| {
                 let name = self.in_layer(layer, stem);
                 tensors.push((format!("{name}.weight"), shape.to_vec()));
@@ -136,11 +166,14 @@ impl Names {
                     QkNorm::AllHeads => [q_width, kv_width],
                 };
                 push(self.q_norm, &widths[..1], false);
-                push(self.k_norm, &widths[1..], false);
+                if num_projected > 1 {
+                    push(self.k_norm, &widths[1..], false);
+                }
             }
             if delta.is_none() {
                 let q_rows = if config.attention_gate { 2 * q_width } else { q_width };
-                for (stem, rows) in stacked(self.qkv, &[q_rows, kv_width, kv_width]) {
+                let rows = [q_rows, kv_width, kv_width];
+                for (stem, rows) in stacked(self.qkv, &rows[..num_projected]) {
                     push(stem, &[rows, hidden], config.qkv_bias);
                 }
                 push(self.attention_out, &[hidden, q_width], config.attention_out_bias);
@@ -157,18 +190,18 @@ impl Names {
                     tensors.push((format!("{name}.bias"), vec![shape[0]]));
                 }
             };
-            match config.experts.filter(|_| config.layers[layer].has_experts) {
-                Some(experts) => {
-                    let own = self.experts.tensors(&experts, hidden).into_iter();
-                    tensors.extend(own.map(|(name, shape)| (self.in_layer(layer, &name), shape)));
+            let has_experts = config.layers[layer].has_experts;
+            let experts = config.experts.filter(|_| has_experts);
+            if experts.is_none_or(|experts| experts.beside_mlp) {
+                for (stem, rows) in stacked(self.gate_up, &[intermediate_size; 2]) {
+                    push(stem, &[rows, hidden], config.mlp_bias);
                 }
-                None => {
-                    for (stem, rows) in stacked(self.gate_up, &[intermediate_size; 2]) {
-                        push(stem, &[rows, hidden], config.mlp_bias);
-                    }
-                    push(self.down, &[hidden, intermediate_size], config.mlp_bias);
-                }
+                push(self.down, &[hidden, intermediate_size], config.mlp_bias);
             }
+            let of_experts = experts.map(|experts| self.experts.tensors(&experts, hidden));
+            let own = self.gemma4.of_layer(config, has_experts);
+            let own = of_experts.into_iter().flatten().chain(own);
+            tensors.extend(own.map(|(name, shape)| (self.in_layer(layer, &name), shape)));
             if config.has_sinks {
                 tensors.push((self.in_layer(layer, self.sinks), vec![config.num_heads]));
             }
@@ -178,6 +211,12 @@ impl Names {
             tensors.push((format!("{}.weight", self.lm_head), vec![vocab_size, hidden]));
         }
         tensors
+    }
+
+    /// The full name of `stem`, which is one of the model's that layers come after.
+    pub fn of_model(&self, stem: &str) -> String {
+        let prefix = self.layers.trim_end_matches("layers.").trim_end_matches("blk.");
+        format!("{prefix}{stem}")
     }
 
     /// The full name of `stem` in `layer`, less `.weight` or `.bias`.
@@ -214,6 +253,7 @@ const HF: Names = Names {
     experts: HF_EXPERTS,
     delta: HF_DELTA,
     encoder: EncoderNames::NONE,
+    gemma4: HF_GEMMA4,
     interleaved_rope: false,
 };
 
@@ -284,6 +324,10 @@ const HF_MODEL_LANGUAGE_MODEL: Names = Names {
 const HF_GEMMA: [Names; 4] =
     [gemma(HF), gemma(HF_BARE), gemma(HF_LANGUAGE_MODEL), gemma(HF_MODEL_LANGUAGE_MODEL)];
 
+/// As published, and saved from the language model alone.
+const HF_GEMMA_4: [Names; 4] =
+    [gemma4(HF_MODEL_LANGUAGE_MODEL), gemma4(HF), gemma4(HF_BARE), gemma4(HF_LANGUAGE_MODEL)];
+
 const HF_QWEN3_NEXT: [Names; 4] = [
     qwen3_next(HF, QWEN_EXPERTS),
     qwen3_next(HF_BARE, QWEN_EXPERTS),
@@ -319,6 +363,11 @@ const fn gemma(names: Names) -> Names {
     Names { mlp_norm: "pre_feedforward_layernorm", norm_offset: 1.0, ..names }
 }
 
+/// As [`gemma`], but for the weights of norms.
+const fn gemma4(names: Names) -> Names {
+    Names { norm_offset: 0.0, experts: GEMMA4_EXPERTS, ..gemma(names) }
+}
+
 /// The norms are after the branches.
 const fn olmo(names: Names) -> Names {
     Names {
@@ -348,7 +397,18 @@ const GGUF: Names = Names {
     experts: GGUF_EXPERTS,
     delta: GGUF_DELTA,
     encoder: EncoderNames::NONE,
+    gemma4: GGUF_GEMMA4,
     interleaved_rope: false,
+};
+
+/// Gate and up of experts are one tensor.
+const GGUF_GEMMA4_JOINED: Names = Names {
+    experts: ExpertNames {
+        form: ExpertForm::GateThenUp,
+        gate_up: ["ffn_gate_up_exps"; 2],
+        ..GGUF_EXPERTS
+    },
+    ..GGUF
 };
 
 const GGUF_LLAMA: Names = Names { interleaved_rope: true, ..GGUF };

@@ -23,6 +23,14 @@ pub(super) struct Shares {
 }
 
 impl Shares {
+    /// [`Shares::kv_heads`] of `layer`; all of one that has its own number of them.
+    pub fn kv_heads_of(&self, config: &Config, layer: usize) -> Range<usize> {
+        match config.layers[layer].heads {
+            Some(heads) => 0..heads.num_kv_heads,
+            None => self.kv_heads.clone(),
+        }
+    }
+
     /// The share of `rank`.
     ///
     /// # Errors
@@ -43,6 +51,9 @@ impl Shares {
         }
         if world > 1 && !model.config.is_causal {
             return Err(ModelError::EncoderShared { world });
+        }
+        if world > 1 && model.config.has_kinds_of_layers() {
+            return Err(ModelError::KindsShared { world });
         }
         let not_shared = |what, count, unit| ModelError::NotShared { what, count, unit, world };
         let each_has_one = |what, count: usize, unit| match count.div_ceil(unit) >= world {

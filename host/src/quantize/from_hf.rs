@@ -8,8 +8,8 @@ use super::QuantizeError;
 use super::source::{Data, Source, Tensor, Tiles};
 use crate::loaded::Model;
 use crate::model::{
-    Config, DeltaNet, ExpertScores, Experts, Family, LayerConfig, Names, Rope, RopeScaling,
-    yarn_attention_factor,
+    Config, DeltaNet, ExpertScores, Experts, Family, KvSource, LayerConfig, Names, Rope,
+    RopeScaling, yarn_attention_factor,
 };
 use crate::text::gguf_tokenizer;
 use crate::weights::TensorEntry;
@@ -65,6 +65,7 @@ fn architecture(family: Family) -> &'static str {
         Family::GraniteMoe => "granitemoe",
         Family::Gemma2 => "gemma2",
         Family::Gemma3 => "gemma3",
+        Family::Gemma4 => "gemma4",
         Family::Qwen3Next => "qwen3next",
         Family::Qwen35 => "qwen35",
         Family::Qwen35Moe => "qwen35moe",
@@ -80,7 +81,7 @@ pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeErro
     }
     let known = match config.family {
         Family::GptOss => Activation::SwigluOai,
-        Family::Gemma2 | Family::Gemma3 => Activation::GeluTanh,
+        Family::Gemma2 | Family::Gemma3 | Family::Gemma4 => Activation::GeluTanh,
         _ => Activation::Silu,
     };
     if config.activation != known {
@@ -92,7 +93,13 @@ pub(super) fn keys(config: &Config) -> Result<Vec<(String, Value)>, QuantizeErro
     for (key, value) in sizes(config) {
         put(key, value);
     }
-    let others = [windows(config)?, experts(config)?, factors(config), delta(config)];
+    let others = [
+        windows(config)?,
+        experts(config)?,
+        factors(config),
+        delta(config),
+        kinds_of_layers(config),
+    ];
     for (key, value) in others.into_iter().flatten() {
         put(key, value);
     }
@@ -167,6 +174,31 @@ fn delta_data<'a>(name: &str, entry: TensorEntry<'a>, delta: &DeltaNet) -> Optio
     Some(Data::Tiled(entry, tiles, is_rate))
 }
 
+/// What Gemma 4 has of its own, where it differs from [`sizes`].
+fn kinds_of_layers(config: &Config) -> Vec<(&'static str, Value)> {
+    if config.family != Family::Gemma4 {
+        return Vec::new();
+    }
+    let layers = || 0..config.num_layers();
+    let is_shared = |layer: &usize| matches!(config.layers[*layer].kv, KvSource::Layer(_));
+    let full = layers().find(|&layer| config.layers[layer].window.is_none());
+    let full = full.map_or(config.head_dim, |layer| config.heads(layer).head_dim);
+    let counts = |of: &dyn Fn(usize) -> usize| {
+        Value::Array(layers().map(|layer| u32_value(of(layer))).collect())
+    };
+    let inputs = config.per_layer_inputs.map_or(0, |inputs| inputs.width);
+    vec![
+        ("attention.key_length", u32_value(full)),
+        ("attention.value_length", u32_value(full)),
+        ("attention.key_length_swa", u32_value(config.head_dim)),
+        ("attention.value_length_swa", u32_value(config.head_dim)),
+        ("attention.head_count_kv", counts(&|layer| config.heads(layer).num_kv_heads)),
+        ("feed_forward_length", counts(&|layer| config.intermediate_size_of(layer))),
+        ("attention.shared_kv_layers", u32_value(layers().filter(is_shared).count())),
+        ("embedding_length_per_layer_input", u32_value(inputs)),
+    ]
+}
+
 fn experts(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
     let Some(experts) = config.experts else { return Ok(Vec::new()) };
     if !experts.normalise && experts.scores == ExpertScores::Softmax {
@@ -222,7 +254,12 @@ fn windows(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError>
         Family::Gemma2 | Family::Gemma3 if config.slides_as_its_architecture() => {
             Ok(vec![(WINDOW, u32_value(window))])
         }
-        Family::Olmo2 | Family::Olmo3 | Family::GptOss | Family::Gemma2 | Family::Gemma3 => {
+        Family::Olmo2
+        | Family::Olmo3
+        | Family::GptOss
+        | Family::Gemma2
+        | Family::Gemma3
+        | Family::Gemma4 => {
             let slides = of_layers().map(|window| Value::Bool(window.is_some())).collect();
             let pattern = "attention.sliding_window_pattern";
             Ok(vec![(WINDOW, u32_value(window)), (pattern, Value::Array(slides))])
@@ -245,7 +282,7 @@ fn factors(config: &Config) -> Vec<(&'static str, Value)> {
             ("logit_scale", number(config.logits_scaling)),
         ]);
     }
-    if matches!(config.family, Family::Gemma2 | Family::Gemma3) {
+    if matches!(config.family, Family::Gemma2 | Family::Gemma3 | Family::Gemma4) {
         if config.softmax_scale != config.scale_of_its_architecture() {
             pairs.push(("attention.scale", number(config.softmax_scale)));
         }
@@ -299,6 +336,9 @@ fn rope(config: &Config) -> Result<Vec<(&'static str, Value)>, QuantizeError> {
             return Err(QuantizeError::NoKey("a scaled RoPE in layers with a window"));
         }
         pairs.push(("freq_base_swa", number(sliding.theta)));
+        if config.family == Family::Gemma4 {
+            pairs.push(("dimension_count_swa", u32_value(sliding.rotary_dim)));
+        }
     }
     match scaling {
         RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => {}

@@ -114,6 +114,7 @@ impl Checkpoint {
             | PartTransform::Scale(_)
             | PartTransform::Add(_)
             | PartTransform::NegExp
+            | PartTransform::Constant(_)
             | PartTransform::EverySecond => {
                 let row_elems = match vector {
                     true if is_whole => part.rows,
@@ -183,6 +184,7 @@ impl WeightSource for Checkpoint {
                 PartTransform::Scale(factor) => for_each_f32(out, |element| element * factor),
                 PartTransform::Add(addend) => for_each_f32(out, |element| element + addend),
                 PartTransform::NegExp => for_each_f32(out, |element| -element.exp()),
+                PartTransform::Constant(number) => for_each_f32(out, |_| number),
                 _ => {}
             }
         }

@@ -96,19 +96,20 @@ pub(super) unsafe fn store_out<E: AttentionElement>(
     }
 }
 
-/// Combines the partial results of the warps, in order. `partial` loads one, `max_score` only its
-/// largest score.
+/// Combines the partial results of `num_warps` warps, in order. `partial` loads one, `max_score`
+/// only its largest score.
 #[inline(always)]
 pub(super) fn combine_warps(
+    num_warps: u32,
     max_score: impl Fn(u32) -> f32,
     partial: impl Fn(u32) -> PartialOut,
 ) -> PartialOut {
     let mut max = f32::NEG_INFINITY;
-    for warp in 0..NUM_WARPS {
+    for warp in 0..num_warps {
         max = math::max(max, max_score(warp));
     }
     let (mut sum, mut values) = (0.0, [0.0; VEC_ELEMS as usize]);
-    for warp in 0..NUM_WARPS {
+    for warp in 0..num_warps {
         let partial = partial(warp);
         let weight = math::exp2_approx(partial.max - finite(max));
         sum = math::fma(weight, partial.sum, sum);

@@ -71,7 +71,7 @@ impl<E: AttentionElement, const ROWS: usize, const PANELS: usize> KvSource
     const NUM_SLOTS: u32 = num_slots(PANELS);
     const SLOT_ELEMS: u32 = Self::Tile::BLOCK_N * Self::Tile::WIDTH;
     const WARP_ELEMS: u32 = Self::Tile::KEYS * PANEL_COLUMNS;
-    const APPENDS: bool = true;
+    const APPENDS: bool = Self::Tile::COLUMN_PARTS == 1;
 
     /// The lanes of a copy read whole lines: eight vectors of a row, or a row that is no multiple of
     /// eight.
@@ -86,16 +86,19 @@ impl<E: AttentionElement, const ROWS: usize, const PANELS: usize> KvSource
         keys: &Range<u32>,
     ) {
         const {
-            assert!(Self::Tile::KEYS * NUM_WARPS == Self::Tile::BLOCK_N);
+            let parts = Self::Tile::COLUMN_PARTS;
+            assert!(Self::Tile::KEYS * NUM_WARPS == Self::Tile::BLOCK_N * parts);
             assert!(Self::Tile::KEYS * Self::ROW_LANES == warp::WARP_SIZE * Self::PASSES as u32);
         }
         let Cache { num_kv_heads, kv_head, head_dim, aligned } = *cache;
         let start = row_start(page, first % PAGE_SIZE, kv_head, num_kv_heads, head_dim);
-        let (lane_id, first_row) = (warp::lane_id(), warp::warp_idx() * Self::Tile::KEYS);
+        let (lane_id, parts) = (warp::lane_id(), Self::Tile::COLUMN_PARTS);
+        let first_row = warp::warp_idx() / parts * Self::Tile::KEYS;
+        let first_column = warp::warp_idx() % parts * (Self::Tile::WIDTH / parts);
         unroll!(pass in 0..Self::PASSES, {
             let vec = lane_id + warp::WARP_SIZE * pass as u32;
             let row = first_row + vec / Self::ROW_LANES;
-            let column = vec % Self::ROW_LANES * vec_elems::<E>();
+            let column = first_column + vec % Self::ROW_LANES * vec_elems::<E>();
             let key = first + row;
             let exists = keys.start <= key && key < keys.end;
             let columns = if exists { head_dim.saturating_sub(column) } else { 0 };
@@ -114,8 +117,9 @@ impl<E: AttentionElement, const ROWS: usize, const PANELS: usize> KvSource
 }
 
 impl<E: AttentionElement, const ROWS: usize, const PANELS: usize> Dense<E, ROWS, PANELS> {
-    /// 16-byte vectors of a row.
-    const ROW_VECS: u32 = PANELS as u32 * PANEL_COLUMNS / vec_elems::<E>();
+    /// 16-byte vectors of the warp's part of a row.
+    const ROW_VECS: u32 =
+        PANELS as u32 * PANEL_COLUMNS / vec_elems::<E>() / <Self as KvSource>::Tile::COLUMN_PARTS;
 
     /// Lanes that copy vectors next to each other of a row: of a whole line, or of a row that is
     /// no multiple of a line.
@@ -125,7 +129,8 @@ impl<E: AttentionElement, const ROWS: usize, const PANELS: usize> Dense<E, ROWS,
     const PARTS: usize = (Self::ROW_VECS / Self::ROW_LANES) as usize;
 
     /// Rows of a lane.
-    const PASSES: usize = 2 * PANELS / Self::PARTS;
+    const PASSES: usize =
+        2 * PANELS / Self::PARTS / <Self as KvSource>::Tile::COLUMN_PARTS as usize;
 }
 
 /// Slots of the ring for heads of up to `32 * panels` columns: as many bytes in flight as leave
@@ -258,14 +263,19 @@ impl<S: KvSource> KvRing<S> {
     ///
     /// # Safety
     /// 1. [`KvRing::copy`] was called `NUM_SLOTS - 1` times before the first tile.
-    /// 2. The lanes are converged and have read the tile before.
+    /// 2. The lanes are converged and have read the tile before. Warps that share keys all call
+    ///    this.
     #[inline(always)]
     pub unsafe fn wait(&mut self) -> Shared<S::Element> {
         cp_async::wait(S::NUM_SLOTS - 2);
-        warp::sync_warp();
+        match const { S::Tile::COLUMN_PARTS } {
+            1 => warp::sync_warp(),
+            // What the other warps of the same keys have copied, too.
+            _ => thread::sync_threads(),
+        }
         let slot = self.smem.offset(Self::next(self.copy_slot) * S::SLOT_ELEMS);
         // SAFETY: the slot before this one is read, by the caller's promise.
         unsafe { self.copy() };
-        slot.offset(warp::warp_idx() * S::WARP_ELEMS)
+        slot.offset(warp::warp_idx() / S::Tile::COLUMN_PARTS * S::WARP_ELEMS)
     }
 }

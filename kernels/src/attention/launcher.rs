@@ -1,5 +1,6 @@
 //! The launches of attention.
 
+use super::head_dims::column_parts;
 use super::reach::Reach;
 use super::tile::{AttentionElement, PANEL_COLUMNS};
 use crate::Rows;
@@ -160,7 +161,13 @@ impl Attention {
     }
 
     pub(super) fn head_dim_error(&self) -> LaunchError {
-        LaunchError::Shape { what: "head_dim", value: self.head_dim, expected: "from 1 to 256" }
+        let expected = "from 1 to 256, or to 512 in f16 and bf16 with a cache of that type";
+        LaunchError::Shape { what: "head_dim", value: self.head_dim, expected }
+    }
+
+    /// Whether [`Attention::decode`] can append K and V of the new tokens.
+    pub fn appends(&self) -> bool {
+        column_parts(self.head_dim.div_ceil(PANEL_COLUMNS as usize)) == 1
     }
 
     pub(super) fn reach(&self) -> Reach {

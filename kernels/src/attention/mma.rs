@@ -4,6 +4,7 @@
 //! Fragment layouts are those of [`cuda_std::mma`]: of each 16 x 8 accumulator a lane holds rows
 //! `group` and `group + 8`, columns `2 * pair` and `2 * pair + 1`.
 
+use super::head_dims::column_parts;
 use super::tile::{PANEL_COLUMNS, WarpTile, WithSink, swizzle, vec_elems};
 use crate::element::Half;
 use crate::kv_cache::PAGE_SIZE;
@@ -19,6 +20,10 @@ const TILE_ROWS: u32 = 16;
 
 /// Keys in a tile of K or V: a page.
 const BLOCK_N: u32 = PAGE_SIZE;
+
+/// Keys in a tile of heads that warps share: as many as shared memory has room for.
+const SHARED_BLOCK_N: u32 = 32;
+const _: () = assert!(PAGE_SIZE.is_multiple_of(SHARED_BLOCK_N));
 
 /// Keys, or columns, of an MMA k-step.
 const STEP: u32 = 16;
@@ -102,9 +107,9 @@ unsafe fn fragments_a<E: Half, const ROW_TILES: usize>(q: Shared<E>) -> [Fragmen
     })
 }
 
-/// Offset of the keys of k-step `step` in panel `panel` of K or V.
-const fn start_of(panel: usize, step: usize) -> u32 {
-    (BLOCK_N * panel as u32 + STEP * step as u32) * PANEL_COLUMNS
+/// Offset of the keys of k-step `step` in panel `panel` of a tile of `block_n` keys of K or V.
+const fn start_of(block_n: u32, panel: usize, step: usize) -> u32 {
+    (block_n * panel as u32 + STEP * step as u32) * PANEL_COLUMNS
 }
 
 /// Reduces `value` by `f` over the four lanes that share a row.
@@ -124,6 +129,19 @@ pub(super) fn lane() -> (u32, u32) {
 }
 
 impl<const PANELS: usize> RowTile<PANELS> {
+    /// Panels of the output that this warp computes: the first ones of `out`, and no register is
+    /// for the others.
+    const OUT_PANELS: usize = PANELS / column_parts(PANELS);
+
+    /// The first of them in a row of the output.
+    #[inline(always)]
+    fn first_panel() -> u32 {
+        match column_parts(PANELS) {
+            1 => 0,
+            parts => warp::warp_idx() % parts as u32 * Self::OUT_PANELS as u32,
+        }
+    }
+
     /// Online softmax of row `group + 8 * row`: rescales its state to the new maximum and replaces
     /// the scores by `exp2(scale * (score - max))`.
     #[inline(always)]
@@ -159,7 +177,7 @@ impl<const PANELS: usize> RowTile<PANELS> {
 
     #[inline(always)]
     fn scale_row(&mut self, row: usize, factor: f32) {
-        unroll!(panel in 0..PANELS, {
+        unroll!(panel in 0..Self::OUT_PANELS, {
             for values in self.out[panel].as_flattened_mut() {
                 values[2 * row] *= factor;
                 values[2 * row + 1] *= factor;
@@ -178,9 +196,10 @@ impl<const PANELS: usize> RowTile<PANELS> {
     #[inline(always)]
     fn for_each_pair(&self, first_row: u32, f: &mut impl FnMut(u32, u32, [f32; 2])) {
         let (group, pair) = lane();
-        unroll!(panel in 0..PANELS, {
+        let first_column = PANEL_COLUMNS * Self::first_panel() + 2 * pair;
+        unroll!(panel in 0..Self::OUT_PANELS, {
             for (tile, &[a, b, c, d]) in self.out[panel].as_flattened().iter().enumerate() {
-                let column = PANEL_COLUMNS * panel as u32 + 8 * tile as u32 + 2 * pair;
+                let column = first_column + PANEL_COLUMNS * panel as u32 + 8 * tile as u32;
                 f(first_row + group, column, [a, b]);
                 f(first_row + group + 8, column, [c, d]);
             }
@@ -213,9 +232,10 @@ impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usiz
 
     const ROWS: u32 = TILE_ROWS * ROW_TILES as u32;
     const KEYS: u32 = STEP * KEY_STEPS as u32;
-    const BLOCK_N: u32 = BLOCK_N;
+    const BLOCK_N: u32 = if column_parts(PANELS) == 1 { BLOCK_N } else { SHARED_BLOCK_N };
     const WIDTH: u32 = PANEL_COLUMNS * PANELS as u32;
     const SCRATCH: u32 = 0;
+    const COLUMN_PARTS: u32 = column_parts(PANELS) as u32;
 
     #[inline(always)]
     fn new(scale: f32) -> Self {
@@ -249,7 +269,12 @@ impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usiz
                 unroll!(step in 0..4, {
                     if step < KEY_STEPS {
                         // SAFETY: the fragment is inside the tile.
-                        let b = unsafe { load_x4_at::<{ start_of(panel, step) }, E>(k) };
+                        let b = unsafe {
+                            match const { column_parts(PANELS) } {
+                                1 => load_x4_at::<{ start_of(BLOCK_N, panel, step) }, E>(k),
+                                _ => load_x4_at::<{ start_of(SHARED_BLOCK_N, panel, step) }, E>(k),
+                            }
+                        };
                         for row_tile in 0..ROW_TILES {
                             multiply(a[row_tile], b, &mut scores[row_tile][step]);
                         }
@@ -315,13 +340,23 @@ impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usiz
         let lane_id = warp::lane_id();
         // Order of the four 8 x 8 matrices of V: keys, then columns.
         let v = vec_at(smem_v, lane_id % 16, lane_id / 16);
-        unroll!(panel in 0..PANELS, {
+        let first_panel = RowTile::<PANELS>::first_panel();
+        let v = v.offset(Self::BLOCK_N * PANEL_COLUMNS * first_panel);
+        unroll!(panel in 0..RowTile::<PANELS>::OUT_PANELS, {
             unroll!(step in 0..4, {
                 if step < KEY_STEPS {
                     for half in 0..PANEL_STEPS {
                         let v = step_of(v, half);
                         // SAFETY: the fragments are inside the tile.
-                        let b = unsafe { load_x4_trans_at::<{ start_of(panel, step) }, E>(v) };
+                        let b = unsafe {
+                            match const { column_parts(PANELS) } {
+                                1 => load_x4_trans_at::<{ start_of(BLOCK_N, panel, step) }, E>(v),
+                                _ => load_x4_trans_at::<
+                                    { start_of(SHARED_BLOCK_N, panel, step) },
+                                    E,
+                                >(v),
+                            }
+                        };
                         for row_tile in 0..ROW_TILES {
                             let a = FragmentA::<E>::from_words(probabilities[row_tile][step]);
                             multiply(a, b, &mut self.row_tiles[row_tile].out[panel][half]);
@@ -346,7 +381,8 @@ impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usiz
             let RowTile { max, sum, .. } = &self.row_tiles[row_tile];
             for row in 0..2 {
                 let total = reduce_row(sum[row], |a, b| a + b);
-                if pair == 0 {
+                // One of the warps that share them.
+                if pair == 0 && RowTile::<PANELS>::first_panel() == 0 {
                     let first_row = TILE_ROWS * row_tile as u32 + group;
                     f(first_row + 8 * row as u32, max[row] * self.scale, total);
                 }

@@ -6,7 +6,8 @@
 //!           block_table `[num_seqs, max_pages_per_seq]`; head_dim at most `PANELS * 32`, smaller
 //!           ones padded with zeros.
 //! Launch    grid `(max_items, 1, 1)`, block `(NUM_THREADS, 1, 1)`: a block takes one item, a tile
-//!           of queries of one head; each warp takes a quarter of its rows.
+//!           of queries of one head; each warp takes a quarter of its rows, or of heads of 512 half
+//!           of them, for half of the output.
 //! Numerics  f32, online softmax in base 2; tiles of keys in order. In 16 bits matrix products are
 //!           on the tensor cores; probabilities and output are rounded.
 //! Bound     compute: `2 * head_dim` FMAs a query, key and head.
@@ -17,7 +18,7 @@ use super::tile::{
     is_aligned,
 };
 use super::work::PrefillItem;
-use crate::attention::head_dims::HEAD_DIMS;
+use crate::attention::head_dims::{HALF_HEAD_DIMS, HEAD_DIMS, column_parts};
 use crate::element::Number;
 use core::f32::consts::LOG2_E;
 use core::ops::Range;
@@ -25,9 +26,9 @@ use cuda_std::prelude::*;
 use half::{bf16, f16};
 
 /// Queries of a block.
-pub(super) const fn block_m<E: AttentionElement>(rows: usize) -> u32 {
-    // It depends neither on the keys nor on the columns.
-    NUM_WARPS * E::Prefill::<1, 1, 1>::ROWS * rows as u32
+pub(super) const fn block_m<E: AttentionElement>(rows: usize, panels: usize) -> u32 {
+    // Those of a warp depend neither on the keys nor on the columns.
+    NUM_WARPS / column_parts(panels) as u32 * E::Prefill::<1, 1, 1>::ROWS * rows as u32
 }
 
 /// Most shared memory of a block on every device of the targets.
@@ -36,7 +37,8 @@ const MAX_SHARED_BYTES: usize = 99 << 10;
 /// Shared memory of a block: Q, the stages of K and V, and scratch space of the warps.
 const fn staged_bytes<E: AttentionElement>(rows: usize, panels: usize, num_stages: u32) -> usize {
     let (block_n, scratch) = (E::Prefill::<1, 1, 1>::BLOCK_N, E::Prefill::<1, 1, 1>::SCRATCH);
-    let elems = (block_m::<E>(rows) + num_stages * 2 * block_n) * PANEL_COLUMNS;
+    let block_n = block_n / column_parts(panels) as u32;
+    let elems = (block_m::<E>(rows, panels) + num_stages * 2 * block_n) * PANEL_COLUMNS;
     elems as usize * panels * size_of::<E>() + 4 * (NUM_WARPS * scratch) as usize
 }
 
@@ -97,7 +99,8 @@ const fn half_shape(panels: usize) -> [usize; 2] {
     match panels {
         0..=2 => [2, 4],
         3..=4 => [2, 2],
-        _ => [1, 4],
+        5..=8 => [1, 4],
+        _ => [1, 2],
     }
 }
 
@@ -119,8 +122,9 @@ const fn half_shape(panels: usize) -> [usize; 2] {
     instances(
         E in [f16, bf16],
         P in HEAD_DIMS,
+        H in HALF_HEAD_DIMS,
         attention_prefill_f32_d{P} = <f32, 4, 4, P>,
-        attention_prefill_{E}_d{P} = <E, { half_shape(P)[0] }, { half_shape(P)[1] }, P>
+        attention_prefill_{E}_d{H} = <E, { half_shape(H)[0] }, { half_shape(H)[1] }, H>
     )
 )]
 pub unsafe fn attention_prefill<
@@ -150,11 +154,14 @@ pub unsafe fn attention_prefill<
 ) {
     type Tile<E, const ROWS: usize, const KEYS: usize, const PANELS: usize> =
         <E as AttentionElement>::Prefill<ROWS, KEYS, PANELS>;
+    let parts = const { Tile::<E, ROWS, KEYS, PANELS>::COLUMN_PARTS };
     let (block_m, block_n, width) = const {
-        assert!(Tile::<E, ROWS, KEYS, PANELS>::ROWS * NUM_WARPS == block_m::<E>(ROWS));
+        let (rows, parts) = (Tile::<E, ROWS, KEYS, PANELS>::ROWS, column_parts(PANELS) as u32);
+        assert!(rows * NUM_WARPS == block_m::<E>(ROWS, PANELS) * parts);
+        assert!(parts == Tile::<E, ROWS, KEYS, PANELS>::COLUMN_PARTS);
         let block_n = Tile::<E, ROWS, KEYS, PANELS>::BLOCK_N;
         assert!(block_n.is_multiple_of(Tile::<E, ROWS, KEYS, PANELS>::KEYS));
-        (block_m::<E>(ROWS), block_n, Tile::<E, ROWS, KEYS, PANELS>::WIDTH)
+        (block_m::<E>(ROWS, PANELS), block_n, Tile::<E, ROWS, KEYS, PANELS>::WIDTH)
     };
     let (warp_rows, warp_keys) =
         const { (Tile::<E, ROWS, KEYS, PANELS>::ROWS, Tile::<E, ROWS, KEYS, PANELS>::KEYS) };
@@ -178,7 +185,7 @@ pub unsafe fn attention_prefill<
     let pages = unsafe { block_table.add(seq as usize * max_pages_per_seq as usize) };
 
     let warp_idx = warp::warp_idx();
-    let warp_row = warp_idx * warp_rows;
+    let warp_row = warp_idx / parts * warp_rows;
     let visible = Visible {
         first_position: first_position + warp_row,
         last_position: first_position + warp_row + warp_rows - 1,

@@ -114,6 +114,9 @@ pub(super) trait WarpTile: Sized {
     /// Elements of the warp's scratch space in shared memory.
     const SCRATCH: u32;
 
+    /// Neighbouring warps that share rows and keys; each has its part of the output's columns.
+    const COLUMN_PARTS: u32 = 1;
+
     /// The state before any key. `scale`, which is above 0, multiplies the scores: it is
     /// `softmax_scale * log2(e)`.
     fn new(scale: f32) -> Self;

@@ -452,7 +452,8 @@ mod launcher {
         let is_split = |format: &CacheType| !head_dim.is_multiple_of(format.block_elems() as usize);
         let is_split = formats.iter().any(is_split);
         if is_split || head_dim > MAX_HEAD_DIM as usize {
-            let expected = "at most 256, and a multiple of 32 in q8_0 and q4_0";
+            let expected = "at most 256, and a multiple of 32 in q8_0 and q4_0; a cache that is not \
+                            quantised takes others";
             return Err(LaunchError::Shape { what: "head_dim", value: head_dim, expected });
         }
         Ok(())

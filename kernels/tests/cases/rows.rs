@@ -14,6 +14,7 @@ use kernels::place_columns::PlaceColumns;
 use kernels::quantise_rows::{QuantiseRows, RowInput};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
+use kernels::scale::ScaleRows;
 use kernels::softcap::SoftcapRows;
 use oracle::{Approx, Element, Matrix, SUM_ROUNDING, e4m3_code, e4m3_value, gated, rms_norm, rope};
 
@@ -232,6 +233,32 @@ fn softcaps_match_oracle() {
             let want = want.map(|x| Approx::new(x, 1e-5 * x.abs())).collect();
             let got = device.read_rows(rows, ROWS, width);
             assert_right(&format!("cap {cap} of {width}"), &got, &stored::<f32>(want));
+        }
+    }
+}
+
+/// One factor of all elements, and one for each element's index.
+#[test]
+fn scaled_rows_match_oracle() {
+    const FACTORS: [f32; 3] = [0.75, -3.0, 1e-3];
+    for width in [1, 7, 8, 1023, 1024, 1025] {
+        for (seed, is_indexed) in
+            simt::seeds().take(2).flat_map(|seed| [(seed, false), (seed, true)])
+        {
+            let mut device = Device::default();
+            let x = Matrix::random::<f32>(NUM_ROWS, width, seed);
+            let num_rows = count(&mut device, "num_rows", NUM_ROWS);
+            let rows = device.matrix::<f32>("x", &x, place(width));
+            let factors = device.numbers("factors", &FACTORS);
+            let all: Vec<u32> = (0..MAX_ROWS * width).map(|i| (i * 7 % 5 % 3) as u32).collect();
+            let indices = is_indexed.then(|| Rows::new(device.numbers("indices", &all), width));
+            let launcher = ScaleRows { max_rows: MAX_ROWS, width };
+            device.run(launcher.launch(num_rows, rows, indices, factors), seed);
+            let factor = |i: usize| FACTORS[if is_indexed { all[i] as usize } else { 0 }];
+            let want = x.values.iter().enumerate();
+            let want = want.map(|(i, x)| Approx::exact(f64::from(*x as f32 * factor(i))));
+            let got = device.read_rows(rows, ROWS, width);
+            assert_right(&format!("{width} columns"), &got, &stored::<f32>(want.collect()));
         }
     }
 }

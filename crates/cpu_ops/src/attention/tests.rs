@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::{assert_close, random};
 use crate::vectors::archs;
-use plan::{CacheType, Dtype, KvLayout, KvStorage, PAGE_SIZE, TensorId, View, WeightId};
+use plan::{CacheType, Dtype, KvHeads, KvLayout, KvStorage, PAGE_SIZE, TensorId, View, WeightId};
 
 /// Sequences of one step: new tokens, and positions that are in the cache before them.
 type Sequences = &'static [(usize, usize)];
@@ -58,9 +58,7 @@ const NUM_PAGES: usize = 40;
 /// A cache that holds keys and values of `cache_type` in layer 1 of 2.
 fn cache(case: &Case, cache_type: CacheType) -> KvCache {
     KvCache::new(KvLayout {
-        num_layers: 2,
-        num_kv_heads: case.num_kv_heads,
-        head_dim: case.head_dim,
+        layers: vec![KvHeads { num_kv_heads: case.num_kv_heads, head_dim: case.head_dim }; 2],
         num_pages: NUM_PAGES,
         dtype: Dtype::F32,
         storage: cache_type.into(),
@@ -296,9 +294,7 @@ fn a_prompt_has_the_same_bits_however_it_is_cut() {
     let (num_heads, num_kv_heads, head_dim) = (6, 2, 32);
     let (width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
     let layout = KvLayout {
-        num_layers: 1,
-        num_kv_heads,
-        head_dim,
+        layers: vec![KvHeads { num_kv_heads, head_dim }],
         num_pages: 5,
         dtype: Dtype::F16,
         storage: KvStorage::default(),

@@ -19,7 +19,9 @@ impl Plan {
         if let Some(next_tokens) = self.next_tokens {
             is("next_tokens", self.dtype(next_tokens), &[Dtype::U32])?;
         }
-        aligned("the KV cache", "heads", self.kv.head_dim, self.kv.dtype)?;
+        for heads in &self.kv.layers {
+            aligned("the KV cache", "heads", heads.head_dim, self.kv.dtype)?;
+        }
         self.kv.check()?;
         for tensor in &self.tensors {
             aligned(&tensor.name, "rows", tensor.width, tensor.dtype)?;
@@ -143,6 +145,13 @@ impl Plan {
                 is("out", self.dtype(out), FLOATS)
             }
             Op::Rope { x, .. } => is("x", self.dtype(x), FLOATS),
+            Op::Scale { x, factors, indices } => {
+                self.check_vector(&at, "the factors", factors)?;
+                indices.map_or(Ok(()), |indices| {
+                    is("the indices", self.dtype(indices), &[Dtype::U32])
+                })?;
+                is("x", self.dtype(x), &[Dtype::F32])
+            }
             Op::Softcap { x, .. } => is("x", self.dtype(x), &[Dtype::F32]),
             Op::KvAppend { k, v, .. } => {
                 let k = self.dtype(k);

@@ -6,8 +6,9 @@ mod tests;
 
 use super::{
     AllReduce, AppendAttention, Attention, CausalConv, Constant, ConstantId, DeltaRule, Dtype,
-    ExpertGate, ExpertLinear, Groups, LayerNorm, Linear, MaterializedAttention, Op, PartTransform,
-    Plan, PlanError, RopeAppend, Route, Router, Rows, Scores, View, Weight, WeightId, WeightPart,
+    ExpertGate, ExpertLinear, Groups, KvHeads, LayerNorm, Linear, MaterializedAttention, Op,
+    PartTransform, Plan, PlanError, RopeAppend, Route, Router, Rows, Scores, View, Weight,
+    WeightId, WeightPart,
 };
 
 impl Plan {
@@ -93,6 +94,7 @@ impl Plan {
             | Op::Rope { x, .. }
             | Op::Softcap { x, .. }
             | Op::AddTable { x, .. }
+            | Op::Scale { x, .. }
             | Op::LayerNorm(LayerNorm { x, .. }) => Some(x),
             Op::RopeAppend(RopeAppend { q, .. }) => Some(q),
             Op::Linear(Linear { x, residual, .. })
@@ -185,6 +187,10 @@ impl Plan {
                     format!("a gate of {} columns for {}", gate.width, x.width)
                 })?;
                 self.same_shape(x, out)
+            }
+            Op::Scale { x, factors, indices } => {
+                ensure(self.vector(factors)? > 0, || "no factor".into())?;
+                indices.map_or(Ok(()), |indices| self.same_shape(x, indices))
             }
             Op::CausalConv(op) => self.check_conv(&op),
             Op::DeltaRule(op) => self.check_delta_rule(&op),
@@ -300,8 +306,13 @@ impl Plan {
     fn check_append(&self, layer: usize, k: View, v: View) -> Result<(), String> {
         self.rows_are(k, Rows::Tokens)?;
         self.same_shape(k, v)?;
-        same("columns", k.width, self.kv.num_kv_heads * self.kv.head_dim)?;
-        ensure(layer < self.kv.num_layers, || format!("no layer {layer} in the cache"))
+        same("columns", k.width, self.kv_heads(layer)?.width())
+    }
+
+    /// The heads of a layer of the cache.
+    fn kv_heads(&self, layer: usize) -> Result<KvHeads, String> {
+        let heads = self.kv.layers.get(layer);
+        heads.copied().ok_or_else(|| format!("no layer {layer} in the cache"))
     }
 
     fn check_rope_append(&self, op: &RopeAppend) -> Result<(), String> {
@@ -311,15 +322,16 @@ impl Plan {
         }
         self.check_rope(q, table, head_dim)?;
         self.check_append(layer, k, v)?;
-        same("columns of a head", head_dim, self.kv.head_dim)
+        same("columns of a head", head_dim, self.kv_heads(layer)?.head_dim)
     }
 
     fn check_attention(&self, op: &Attention) -> Result<(), String> {
         self.rows_are(op.q, Rows::Tokens)?;
         self.same_shape(op.q, op.out)?;
         same("columns", op.q.width, op.num_heads * op.head_dim)?;
-        same("KV heads", op.num_kv_heads, self.kv.num_kv_heads)?;
-        same("elements of a head", op.head_dim, self.kv.head_dim)?;
+        let KvHeads { num_kv_heads, head_dim } = self.kv_heads(op.layer)?;
+        same("KV heads", op.num_kv_heads, num_kv_heads)?;
+        same("elements of a head", op.head_dim, head_dim)?;
         ensure(op.num_kv_heads > 0, || "no KV head".into())?;
         same("query heads left over", op.num_heads % op.num_kv_heads, 0)?;
         ensure(op.window != Some(0), || "a window of no position".into())?;
@@ -408,7 +420,10 @@ fn check_parts(weight: &Weight) -> Result<(), String> {
     let is_scaled = |part: &WeightPart| {
         matches!(
             part.transform,
-            PartTransform::Scale(_) | PartTransform::Add(_) | PartTransform::NegExp
+            PartTransform::Scale(_)
+                | PartTransform::Add(_)
+                | PartTransform::NegExp
+                | PartTransform::Constant(_)
         )
     };
     let can_scale = |part: &WeightPart| weight.is_vector() && part.storage == Dtype::F32;

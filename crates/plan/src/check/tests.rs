@@ -2,8 +2,8 @@
 
 use super::super::testing::{Decoder, silu_mul};
 use super::super::{
-    Accumulate, Bounds, CacheType, Constant, ConstantId, Dtype, KvLayout, KvStorage, LayerNorm,
-    Numerics, PlanBuilder, Precision, TensorId, WeightPart, WeightStorage,
+    Accumulate, Bounds, CacheType, Constant, ConstantId, Dtype, KvHeads, KvLayout, KvStorage,
+    LayerNorm, Numerics, PlanBuilder, Precision, TensorId, WeightPart, WeightStorage,
 };
 use super::*;
 use Dtype::{BF16, F16, F32, U32};
@@ -18,9 +18,7 @@ fn weight(b: &mut PlanBuilder, rows: usize, cols: usize, storage: Dtype) -> Weig
 fn plan() -> Plan {
     let mut b = PlanBuilder::new();
     let kv = KvLayout {
-        num_layers: 1,
-        num_kv_heads: 1,
-        head_dim: 4,
+        layers: vec![KvHeads { num_kv_heads: 1, head_dim: 4 }],
         num_pages: 1,
         dtype: F32,
         storage: KvStorage::default(),
@@ -92,14 +90,14 @@ fn rejects_what_does_not_fit() {
         ("columns of out", |p| (p.weights[2].rows, p.weights[2].parts[0].rows) = (15, 15)),
         ("positions of the table", |p| p.bounds.max_kv_len = 9),
         ("elements of the table", |p| p.constants[ConstantId(0).0].rows = 9),
-        ("no layer 0", |p| p.kv.num_layers = 0),
-        ("columns: 4 where 8", |p| p.kv.num_kv_heads = 2),
+        ("no layer 0", |p| p.kv.layers.clear()),
+        ("columns: 4 where 8", |p| p.kv.layers[0].num_kv_heads = 2),
         ("never appended", |p| _ = p.ops.remove(4)),
         ("rows: Logits where Tokens", |p| p.tensors[0].rows = Rows::Logits),
         ("query heads left over", |p| {
             // One query head over two KV heads, in as many columns as before.
-            p.kv.num_kv_heads = 2;
-            (p.kv.head_dim, p.tensors[1].width) = (2, 16);
+            p.kv.layers[0].num_kv_heads = 2;
+            (p.kv.layers[0].head_dim, p.tensors[1].width) = (2, 16);
             p.ops.remove(3);
             let Op::Attention(op) = &mut p.ops[4] else { panic!("{:?}", p.ops[4]) };
             (op.num_heads, op.num_kv_heads, op.head_dim) = (1, 2, 2);
@@ -124,6 +122,16 @@ fn rejects_what_does_not_fit() {
         }),
         ("is scaled or added to, which f32 vectors alone can be", |p| {
             p.weights[0].parts[0].transform = PartTransform::Add(1.0);
+        }),
+        ("is scaled or added to, which f32 vectors alone can be", |p| {
+            p.weights[0].parts[0].transform = PartTransform::Constant(1.0);
+        }),
+        ("rows of a vector", |p| {
+            p.ops.insert(1, Op::Scale { x: view(0, 0), factors: WeightId(0), indices: None });
+        }),
+        ("the indices is", |p| {
+            let indices = Some(view(0, 0));
+            p.ops.insert(1, Op::Scale { x: view(0, 0), factors: WeightId(1), indices });
         }),
         ("a cap of 0", |p| attention(p).softcap = Some(0.0)),
         ("a cap of inf", |p| attention(p).softcap = Some(f32::INFINITY)),
@@ -158,9 +166,7 @@ fn mixed(precision: Precision) -> Plan {
     let mut b = PlanBuilder::new();
     let (operand, dtype) = (precision.operand(), precision.cache());
     let kv = KvLayout {
-        num_layers: 1,
-        num_kv_heads: 1,
-        head_dim: 8,
+        layers: vec![KvHeads { num_kv_heads: 1, head_dim: 8 }],
         num_pages: 1,
         dtype,
         storage: KvStorage::default(),
@@ -356,7 +362,7 @@ fn every_precision_fits() {
 fn rejects_rows_of_16_bit_elements_that_are_not_aligned() {
     let faults: &[Fault] = &[
         ("`the KV cache`: heads of 4 elements of F16, expected a multiple of 8", |p| {
-            (p.kv.num_kv_heads, p.kv.head_dim) = (2, 4);
+            p.kv.layers[0] = KvHeads { num_kv_heads: 2, head_dim: 4 };
             p.ops.remove(5);
             p.ops.remove(5);
         }),
@@ -399,7 +405,9 @@ fn rejects_fused_operations_that_do_not_fit() {
         ("what is attended", |p| attention(p).append.q.start = 16),
         ("what is attended", |p| attention(p).attention.q.start = 8),
         ("`qkv` is read while it is written", |p| attention(p).attention.out.tensor = TensorId(2)),
-        ("columns of a head: 8 where 4", |p| (p.kv.num_kv_heads, p.kv.head_dim) = (4, 4)),
+        ("columns of a head: 8 where 4", |p| {
+            p.kv.layers[0] = KvHeads { num_kv_heads: 4, head_dim: 4 }
+        }),
         ("operation 4, norm_linear_gate: x is F16, expected F32", |p| {
             linear(p, 4).x.tensor = TensorId(3);
         }),
@@ -416,7 +424,7 @@ fn rejects_fused_operations_that_do_not_fit() {
 /// 1 its bias, 2 the bias of the scores. The operations after the embedding are 1 and 2.
 fn routed() -> Plan {
     let mut b = PlanBuilder::new();
-    let kv = KvLayout { num_layers: 0, ..plan().kv };
+    let kv = KvLayout { layers: Vec::new(), ..plan().kv };
     let x = b.activation("x", Rows::Tokens, 8, F32);
     let experts = b.activation("experts", Rows::Tokens, 2, U32);
     let weights = b.activation("weights", Rows::Tokens, 2, F32);

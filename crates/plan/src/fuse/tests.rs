@@ -262,7 +262,7 @@ const OBSTACLES: &[Obstacle] = &[
     ("rope_append", |p| {
         p.ops[4] = Op::KvAppend { layer: 0, k: view(2, 32, 16), v: view(2, 16, 16) };
     }),
-    ("rope_append", |p| p.kv.head_dim = 4),
+    ("rope_append", |p| p.kv.layers[0].head_dim = 4),
     ("rope_append", |p| {
         let reader = reader(p, 0, 0);
         p.ops.insert(4, reader);

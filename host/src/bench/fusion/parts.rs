@@ -4,8 +4,8 @@ use super::{Bench, Form, ModelShape, Part};
 use crate::bench::kernels::finish;
 use crate::bench::random::norm;
 use crate::plan::{
-    Activation, Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear,
-    MaterializedAttention, Numerics, Op, Plan, PlanBuilder, PlanError, Rows, View, Weight,
+    Activation, Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvHeads, KvLayout,
+    Linear, MaterializedAttention, Numerics, Op, Plan, PlanBuilder, PlanError, Rows, View, Weight,
     WeightId,
 };
 
@@ -58,10 +58,9 @@ impl Calls {
         // The residual stream lives on after the last call.
         let last = self.f32_rows("last", Rows::Logits, inputs.hidden.width);
         self.plan.op(Op::GatherRows { x: inputs.hidden, out: last });
+        let heads = KvHeads { num_kv_heads: shape.num_kv_heads, head_dim: shape.head_dim };
         let kv = KvLayout {
-            num_layers: if part.attends() { copies } else { 0 },
-            num_kv_heads: shape.num_kv_heads,
-            head_dim: shape.head_dim,
+            layers: vec![heads; if part.attends() { copies } else { 0 }],
             num_pages: self.bounds.max_seqs * self.bounds.max_pages_per_seq(),
             dtype: self.numerics.precision.cache(),
             storage: self.numerics.kv,

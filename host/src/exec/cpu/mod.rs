@@ -71,7 +71,7 @@ impl CpuExecutor {
         let rank = |plan: &Plan| {
             let weights = plan.weights.par_iter().map(|weight| StoredWeight::read(weight, weights));
             let weights = weights.collect::<Result<_, _>>()?;
-            let (kv, states) = (KvCache::new(plan.kv)?, States::new(plan.states)?);
+            let (kv, states) = (KvCache::new(plan.kv.clone())?, States::new(plan.states)?);
             Ok(Rank { weights, kv, states, arena: Vec::new() })
         };
         let ranks = plans.iter().map(rank).collect::<Result<_, ExecError>>()?;
@@ -405,6 +405,12 @@ impl RankStep<'_> {
             }),
             Op::Softcap { x, cap } => {
                 frame.write(x, Some(x), |x, _| ops::softcap_rows(cap, x));
+            }
+            Op::Scale { x, factors, indices: of } => {
+                let of = of.map(|of| indices(frame, of));
+                frame.write(x, Some(x), |x, _| {
+                    ops::scale_rows(weight(factors).vector(), of.as_deref(), x);
+                });
             }
             Op::AllReduce(_) | Op::AllGather { .. } => {
                 unreachable!("all ranks take part in {}", op.name())

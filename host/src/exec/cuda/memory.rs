@@ -215,10 +215,9 @@ impl DeviceMemory {
     /// The addresses of everything in `plan`, its activations as `arena` says.
     pub fn addresses(&self, plan: &Plan, arena: &ArenaLayout) -> Addresses {
         let parameter = |&offset: &usize| self.parameters.address() + offset as u64;
-        let [k_bytes, v_bytes] = plan.kv.pool_bytes().map(|bytes| bytes as u64);
         let pools = |layer: usize| {
-            let k = self.kv.address() + layer as u64 * (k_bytes + v_bytes);
-            KvPool { k, v: k + k_bytes }
+            let k = self.kv.address() + plan.kv.bytes_before(layer) as u64;
+            KvPool { k, v: k + plan.kv.pool_bytes(layer)[0] as u64 }
         };
         let state_bytes = plan.states.pool_bytes().map(|bytes| bytes as u64);
         let states = |layer: usize| {
@@ -229,7 +228,7 @@ impl DeviceMemory {
         Addresses {
             weights: self.layout.weights.iter().map(parameter).collect(),
             constants: self.layout.constants.iter().map(parameter).collect(),
-            kv_pools: (0..plan.kv.num_layers).map(pools).collect(),
+            kv_pools: (0..plan.kv.layers.len()).map(pools).collect(),
             states: (0..plan.states.num_layers).map(states).collect(),
             tensors: (0..plan.tensors.len())
                 .map(|tensor| self.arena.address() + arena.offset(TensorId(tensor)) as u64)

@@ -11,7 +11,7 @@ use kernels::rope_append::{RopeAppend, RopeAppendOperands};
 use super::element::{DeviceElement, Launched};
 use super::{Lowering, check_dtype};
 use crate::exec::ExecError;
-use crate::plan::{self, Dtype, Plan, View};
+use crate::plan::{self, Dtype, KvHeads, Plan, View};
 
 /// The launcher of `op` over a cache of dense pools.
 fn launcher(plan: &Plan, op: &plan::RopeAppend) -> RopeAppend {
@@ -45,11 +45,8 @@ impl Lowering<'_> {
             };
         }
         let [k_pool, v_pool] = self.pools::<C>(layer)?;
-        let append = KvAppend {
-            max_tokens: self.max_rows(k),
-            num_kv_heads: self.plan.kv.num_kv_heads,
-            head_dim: self.plan.kv.head_dim,
-        };
+        let KvHeads { num_kv_heads, head_dim } = self.plan.kv.layers[layer];
+        let append = KvAppend { max_tokens: self.max_rows(k), num_kv_heads, head_dim };
         let (num_tokens, slots) = (self.num_rows(k), self.input(self.step.slot_mapping));
         Ok(if self.plan.dtype(k) == Dtype::F32 {
             let (k, v) = (self.view(k)?, self.view(v)?);
@@ -107,12 +104,12 @@ impl Lowering<'_> {
         v: View,
         rotated: Option<&Rotated<T>>,
     ) -> Result<Launched, ExecError> {
-        let kv = &self.plan.kv;
+        let KvHeads { num_kv_heads, head_dim } = self.plan.kv.layers[layer];
         let append = KvAppendQuantised {
             max_tokens: self.max_rows(k),
-            num_kv_heads: kv.num_kv_heads,
-            head_dim: kv.head_dim,
-            formats: kv.types(),
+            num_kv_heads,
+            head_dim,
+            formats: self.plan.kv.types(),
         };
         let pools = self.untyped_pools(layer);
         let slots = self.input(self.step.slot_mapping);

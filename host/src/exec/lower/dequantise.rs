@@ -10,7 +10,7 @@ use kernels::kv_cache::dequantise::{KvDequantise, PageInputs};
 use super::element::{DeviceElement, Launched};
 use super::{Lowering, cache_dtype, launcher, partials};
 use crate::exec::ExecError;
-use crate::plan::{Attention, Op, Plan, StepLayout};
+use crate::plan::{Attention, KvHeads, Op, Plan, StepLayout};
 
 /// Bytes of the workspace of an attention: partial results, then the dequantised pools of K and V.
 pub(super) fn attention_bytes(plan: &Plan, op: &Op) -> usize {
@@ -24,7 +24,7 @@ fn partial_bytes(plan: &Plan, op: &Attention) -> usize {
 
 /// Bytes of the dequantised pools; 0 of one that attention reads as it is.
 fn scratch_bytes(plan: &Plan) -> [usize; 2] {
-    let bytes = plan.kv.pool_elems() * plan.kv.dtype.block_bytes();
+    let bytes = plan.kv.max_pool_elems() * plan.kv.dtype.block_bytes();
     plan.kv.are_operands().map(|is_operand| match is_operand {
         true => 0,
         false => bytes.next_multiple_of(ALIGN_BYTES),
@@ -47,6 +47,7 @@ impl Lowering<'_> {
         min_q_len: usize,
     ) -> Result<DensePools<E>, ExecError> {
         let kv = &self.plan.kv;
+        let KvHeads { num_kv_heads, head_dim } = kv.layers[attention.layer];
         let mut pools = self.pools::<E>(attention.layer)?;
         let mut launches = Vec::new();
         let reads = [!matches!(op, Op::AttentionValues(_)), !matches!(op, Op::AttentionScores(_))];
@@ -65,8 +66,8 @@ impl Lowering<'_> {
             let dequantise = KvDequantise {
                 max_seqs: self.plan.bounds.max_seqs,
                 max_pages_per_seq: self.plan.bounds.max_pages_per_seq(),
-                num_kv_heads: kv.num_kv_heads,
-                head_dim: kv.head_dim,
+                num_kv_heads,
+                head_dim,
                 format: kv.types()[of],
                 is_keys: of == 0,
                 min_q_len,

@@ -177,7 +177,7 @@ impl Lowering<'_> {
     }
 
     /// The experts of tokens.
-    fn indices(&self, view: View) -> Rows<u32> {
+    pub(super) fn indices(&self, view: View) -> Rows<u32> {
         Rows::new(DevicePtr::new(self.address(view)), self.plan.tensor(view.tensor).width)
     }
 }

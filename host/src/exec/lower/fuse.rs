@@ -1,6 +1,6 @@
 //! Which fused operations there are kernels for.
 
-use super::{Libraries, append, collective, experts, linear};
+use super::{Libraries, append, collective, experts, launcher, linear};
 use crate::exec::Gemm;
 use crate::plan::{Linear, Op, Plan};
 
@@ -14,7 +14,7 @@ pub fn fused(plan: &Plan, libraries: Libraries) -> Plan {
         Op::ExpertLinear(op) => experts::fuses(plan, op),
         Op::RopeAppend(op) => append::fuses(plan, op),
         // A prompt's keys are many tiles' queries'.
-        Op::AppendAttention(_) => plan.decodes(),
+        Op::AppendAttention(op) => plan.decodes() && launcher(plan, &op.attention).appends(),
         // One with a residual alone is an addition after it.
         Op::AllReduce(op) => op.norm.is_none() || !nccl && collective::fuses(plan, op),
         _ => true,

@@ -4,8 +4,8 @@ use super::*;
 use crate::exec::Target;
 use crate::plan::testing::{self, Decoder, silu_mul};
 use crate::plan::{
-    Bounds, Constant, ConstantId, Fusion, KvLayout, KvStorage, Linear, Norm, Numerics, Precision,
-    RopeAppend, Tensor, TensorId, Weight,
+    Bounds, Constant, ConstantId, Fusion, KvHeads, KvLayout, KvStorage, Linear, Norm, Numerics,
+    Precision, RopeAppend, Tensor, TensorId, Weight,
 };
 use kernels::gemm::MAX_FUSED_ROWS;
 
@@ -39,9 +39,7 @@ fn plan(op: Op) -> Plan {
         mixed: false,
     };
     let kv = KvLayout {
-        num_layers: 2,
-        num_kv_heads: 1,
-        head_dim: 4,
+        layers: vec![KvHeads { num_kv_heads: 1, head_dim: 4 }; 2],
         num_pages: 2,
         dtype: Dtype::F32,
         storage: KvStorage::default(),

@@ -141,6 +141,16 @@ impl<'a> Fields<'a> {
 
     /// A list of whole numbers.
     pub fn counts(&self, field: &str) -> Result<Option<Vec<usize>>, ConfigError> {
+        if let Source::Gguf(metadata) = self.source
+            && let Some(gguf::Value::Array(values)) = metadata.get(&self.full_name(field))
+        {
+            let counts = values.iter().map(|value| usize::try_from(value.as_u64()?).ok());
+            let counts: Option<Vec<usize>> = counts.collect();
+            return match counts {
+                Some(counts) => Ok(Some(counts)),
+                None => Err(self.invalid(field, "a list of whole numbers")),
+            };
+        }
         let count = |item: &Value| usize::try_from(item.as_u64()?).ok();
         self.read(
             field,
@@ -164,6 +174,18 @@ impl<'a> Fields<'a> {
             None | Some(Value::Null) => Ok(None),
             Some(Value::Object(inner)) => {
                 Ok(Some(Fields { source: Source::Json(inner), prefix: field }))
+            }
+            Some(other) => Err(ConfigError::invalid(field, other, "an object is needed")),
+        }
+    }
+
+    /// The fields of the object called `field`, whose fields have no other prefix (JSON only).
+    pub fn object_at(&self, field: &str) -> Result<Option<Fields<'a>>, ConfigError> {
+        let Source::Json(object) = self.source else { return Ok(None) };
+        match object.get(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Object(inner)) => {
+                Ok(Some(Fields { source: Source::Json(inner), prefix: self.prefix }))
             }
             Some(other) => Err(ConfigError::invalid(field, other, "an object is needed")),
         }
@@ -208,7 +230,7 @@ fn from_gguf(value: &gguf::Value) -> Value {
         gguf::Value::Array(values) if matches!(values[..], [gguf::Value::Bool(_), ..]) => {
             Value::Array(values.iter().map(from_gguf).collect())
         }
-        // No other array is read: those of per-layer sizes are errors.
+        // [`Fields::counts`] reads those of sizes itself, and of no other array is more read.
         gguf::Value::Array(values) => Value::String(format!("array of {}", values.len())),
         integer => integer.as_u64().map_or_else(|| Value::from(-1), Value::from),
     }

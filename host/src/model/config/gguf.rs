@@ -8,12 +8,13 @@ use super::hf_layers::{every_but_last_of, index_of};
 use super::rope_hf::GEMMA3_LOCAL_THETA;
 use super::{
     Config, ConfigError, Family, LayerConfig, MULTIPLIER, NormPlacement, QkNorm, QueryScaling,
-    delta, gguf_experts, range,
+    delta, gemma4, gguf_experts, range,
 };
 use crate::model::names::Names;
 use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
 use crate::weights::{Checkpoint, WeightsError, gguf};
 use gpu_types::Activation;
+use std::ops::RangeInclusive;
 
 /// What a configuration has to know about the tensors of its file.
 pub(crate) trait Tensors {
@@ -56,48 +57,62 @@ impl Config {
 
         let num_heads = fields.required_count("attention.head_count", range::NUM_HEADS)?;
         let hidden_size = fields.required_count("embedding_length", range::HIDDEN_SIZE)?;
-        let head_dim = match fields.count("attention.key_length", range::HEAD_DIM)? {
+        // That of layers without a window, where they differ.
+        let full_head_dim = match fields.count("attention.key_length", range::HEAD_DIM)? {
             Some(head_dim) => head_dim,
             None => fields.divide(hidden_size, "attention.head_count", num_heads)?,
         };
+        let head_dim = local_head_dim(&fields, family, full_head_dim)?;
         let value_length = fields.count("attention.value_length", range::HEAD_DIM)?;
-        if value_length.is_some_and(|length| length != head_dim) {
-            let expected = format!("it must be the length of a key ({head_dim})");
+        if value_length.is_some_and(|length| length != full_head_dim) {
+            let expected = format!("it must be the length of a key ({full_head_dim})");
             return Err(fields.invalid("attention.value_length", expected));
         }
         let max_position_embeddings = fields.required_count("context_length", range::POSITIONS)?;
-        let rope = rope(&fields, family, tensors, head_dim, max_position_embeddings)?;
+        let rope = rope(&fields, family, tensors, full_head_dim, max_position_embeddings)?;
         let query_scaling = query_scaling(&fields, family, max_position_embeddings)?;
-        let (mut layers, ropes) = layers(&fields, family, &rope)?;
+        let (mut layers, ropes) = layers(&fields, family, &rope, head_dim)?;
         if !is_causal {
             // Half of it to each side.
             let windows = layers.iter_mut().filter_map(|layer| layer.window.as_mut());
             windows.for_each(|window| *window = *window / 2 + 1);
         }
+        let of_first = |key, range| first_count(&fields, family, key, range, layers.len());
+        let num_kv_heads = of_first("attention.head_count_kv", range::NUM_HEADS)?;
+        let num_kv_heads = num_kv_heads.unwrap_or(num_heads);
         let multiplier = |key| multiplier(&fields, family, key);
         let sizes = [hidden_size, num_heads, head_dim];
         let has = |name: String| tensors.shape(&name).is_some();
         let has_bias = |stem: &str| has(format!("{}.bias", names.in_layer(0, stem)));
         let has_qk_norm = has(format!("{}.weight", names.in_layer(0, names.q_norm)));
-        let has_dense_layers = layers.iter().any(|layer| !layer.has_experts);
+        let has_dense_layers = layers.iter().any(|layer| !layer.has_experts)
+            || experts.is_some_and(|experts| experts.beside_mlp);
+        let intermediate_size = match experts {
+            Some(experts) if !has_dense_layers => experts.intermediate_size,
+            _ => {
+                const KEY: &str = "feed_forward_length";
+                of_first(KEY, range::INTERMEDIATE_SIZE)?
+                    .map_or_else(|| fields.required_count(KEY, range::INTERMEDIATE_SIZE), Ok)?
+            }
+        };
+        let mut per_layer_inputs = None;
+        if family == Family::Gemma4 {
+            gemma4::gguf_layers(&fields, tensors, &mut layers, intermediate_size)?;
+            per_layer_inputs = gemma4::gguf_inputs(&fields, tensors)?;
+        }
         Config {
             family,
             vocab_size: vocab_size(names, tensors)?,
             hidden_size,
-            intermediate_size: match experts {
-                Some(experts) if !has_dense_layers => experts.intermediate_size,
-                _ => fields.required_count("feed_forward_length", range::INTERMEDIATE_SIZE)?,
-            },
+            intermediate_size,
             experts,
             activation: match family {
                 Family::GptOss => Activation::SwigluOai,
-                Family::Gemma2 | Family::Gemma3 => Activation::GeluTanh,
+                family if family.is_gemma() => Activation::GeluTanh,
                 _ => Activation::Silu,
             },
             num_heads,
-            num_kv_heads: fields
-                .count("attention.head_count_kv", range::NUM_HEADS)?
-                .unwrap_or(num_heads),
+            num_kv_heads,
             head_dim,
             max_position_embeddings,
             rms_norm_eps: fields.required_number("attention.layer_norm_rms_epsilon", POSITIVE)?
@@ -108,7 +123,10 @@ impl Config {
             mlp_bias: experts.is_none() && has_bias(names.down),
             qk_norm: QkNorm::of(family, has_qk_norm),
             has_sinks: family == Family::GptOss,
+            norms_values: family == Family::Gemma4,
             norms: NormPlacement::of(family),
+            scales_layers: family == Family::Gemma4,
+            per_layer_inputs,
             embedding_multiplier: match family.is_gemma() {
                 true => (hidden_size as f64).sqrt(),
                 false => multiplier("embedding_scale")?.unwrap_or(1.0),
@@ -124,7 +142,7 @@ impl Config {
             logits_scaling: multiplier("logit_scale")?.unwrap_or(1.0),
             logits_softcap: match family {
                 Family::Gemma2 => softcap(&fields, LOGITS_SOFTCAP, Some(30.0))?,
-                Family::Gemma3 => softcap(&fields, LOGITS_SOFTCAP, None)?,
+                Family::Gemma3 | Family::Gemma4 => softcap(&fields, LOGITS_SOFTCAP, None)?,
                 _ => None,
             },
             query_scaling,
@@ -179,6 +197,7 @@ fn default_scale(
     [hidden_size, num_heads, head_dim]: [usize; 3],
 ) -> f64 {
     let scalar = match (family, num_layers) {
+        (Family::Gemma4, _) => 1,
         (Family::Gemma2, 46) | (Family::Gemma3, 62) => hidden_size / num_heads,
         _ => head_dim,
     };
@@ -190,7 +209,7 @@ fn default_period(family: Family) -> Option<usize> {
     match family {
         Family::Olmo2 | Family::Olmo3 => Some(4),
         Family::GptOss | Family::Gemma2 => Some(2),
-        Family::Gemma3 => Some(6),
+        Family::Gemma3 | Family::Gemma4 => Some(6),
         _ => None,
     }
 }
@@ -232,6 +251,7 @@ fn layers(
     fields: &Fields,
     family: Family,
     rope: &Rope,
+    head_dim: usize,
 ) -> Result<(Vec<LayerConfig>, Vec<Rope>), ConfigError> {
     let num_layers = num_layers(fields, family)?;
     let window = match family {
@@ -242,7 +262,8 @@ fn layers(
         | Family::Olmo3
         | Family::GptOss
         | Family::Gemma2
-        | Family::Gemma3 => {
+        | Family::Gemma3
+        | Family::Gemma4 => {
             let window = fields.count("attention.sliding_window", 0..=*range::POSITIONS.end())?;
             // What llama.cpp takes for a file without the key.
             window.or((family == Family::Gemma2).then_some(4096))
@@ -254,7 +275,7 @@ fn layers(
     // The base of the frequencies of layers with a window, where they have their own.
     let local_theta = match family {
         Family::Olmo2 | Family::Olmo3 => Some(rope.theta),
-        Family::Gemma3 => Some(GEMMA3_LOCAL_THETA),
+        Family::Gemma3 | Family::Gemma4 => Some(GEMMA3_LOCAL_THETA),
         _ => None,
     };
     let slides = match default_period(family).filter(|_| window.is_some()) {
@@ -272,7 +293,12 @@ fn layers(
     let sliding = match local_theta {
         Some(theta) => {
             let theta = fields.number("rope.freq_base_swa", super::THETA)?.unwrap_or(theta);
-            Rope { theta, scaling: RopeScaling::None, ..rope.clone() }
+            let rotary_dim = match family {
+                Family::Gemma4 => fields.count("rope.dimension_count_swa", 1..=head_dim)?,
+                _ => Some(rope.rotary_dim),
+            };
+            let rotary_dim = rotary_dim.unwrap_or(head_dim);
+            Rope { theta, rotary_dim, scaling: RopeScaling::None }
         }
         None => rope.clone(),
     };
@@ -282,10 +308,40 @@ fn layers(
         let (window, is_delta) = (window.filter(|_| slides[index]), delta[index]);
         let rope = if window.is_some() { &sliding } else { rope };
         let rope = (rotates[index] && !is_delta).then(|| index_of(&mut ropes, rope));
-        LayerConfig { window, rope, has_experts: experts[index], is_delta }
+        let has_experts = experts[index];
+        LayerConfig { window, rope, has_experts, is_delta, ..LayerConfig::default() }
     };
     let layers = (0..num_layers).map(layer).collect();
     Ok((layers, ropes))
+}
+
+/// Elements of a head of layers with a window, which Gemma 4 has a key for; `full` are those of the
+/// others.
+fn local_head_dim(fields: &Fields, family: Family, full: usize) -> Result<usize, ConfigError> {
+    match family {
+        Family::Gemma4 => {
+            let local = fields.count("attention.key_length_swa", range::HEAD_DIM)?;
+            Ok(local.unwrap_or(full))
+        }
+        _ => Ok(full),
+    }
+}
+
+/// A count, of the first layer where Gemma 4 has one of each.
+fn first_count(
+    fields: &Fields,
+    family: Family,
+    key: &str,
+    range: RangeInclusive<usize>,
+    num_layers: usize,
+) -> Result<Option<usize>, ConfigError> {
+    match family {
+        Family::Gemma4 => {
+            let counts = gemma4::counts_of_layers(fields, key, range, num_layers)?;
+            Ok(counts.first().copied())
+        }
+        _ => fields.count(key, range),
+    }
 }
 
 /// Layers of the decoder: after them a file may have some that predict further tokens.

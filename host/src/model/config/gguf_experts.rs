@@ -20,7 +20,7 @@ pub(super) fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>
             | Family::Qwen3Next
             | Family::Qwen35Moe,
         ) => count.map_or_else(|| fields.required_count(COUNT, range::NUM_EXPERTS), Ok)?,
-        (Some(count), Family::Llama) => count,
+        (Some(count), Family::Llama | Family::Gemma4) => count,
         (None, _) => return Ok(None),
         (Some(_), _) => return Err(fields.invalid(COUNT, "experts of this family are not known")),
     };
@@ -38,6 +38,7 @@ pub(super) fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>
     let experts = Experts::new(num_experts, top_k, intermediate_size);
     Ok(Some(match family {
         Family::GptOss => Experts { bias: true, ..experts },
+        Family::Gemma4 => Experts { beside_mlp: true, ..experts },
         Family::Qwen3Next | Family::Qwen35Moe => {
             let key = "expert_shared_feed_forward_length";
             let shared = fields.required_count(key, range::INTERMEDIATE_SIZE)?;
@@ -96,7 +97,11 @@ pub(super) fn layers(
         | Family::GraniteMoe
         | Family::Qwen3Next
         | Family::Qwen35Moe => 0,
-        Family::Llama if fields.count(COUNT, 0..=usize::MAX)?.is_some_and(|count| count > 0) => 0,
+        Family::Llama | Family::Gemma4
+            if fields.count(COUNT, 0..=usize::MAX)?.is_some_and(|count| count > 0) =>
+        {
+            0
+        }
         _ => num_layers,
     };
     Ok((0..num_layers).map(|layer| layer >= dense).collect())

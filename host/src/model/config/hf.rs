@@ -2,9 +2,10 @@
 
 use super::fields::{Fields, POSITIVE};
 use super::{
-    Config, ConfigError, Family, MULTIPLIER, NormPlacement, QkNorm, delta, hf_experts, hf_layers,
-    range, rope_hf,
+    Config, ConfigError, Family, MULTIPLIER, NormPlacement, QkNorm, delta, gemma4, hf_experts,
+    hf_layers, range, rope_hf,
 };
+use crate::plan::KvHeads;
 use gpu_types::Activation;
 use serde_json::Value;
 use std::ops::RangeInclusive;
@@ -91,6 +92,14 @@ impl Defaults {
                 tie_word_embeddings: true,
                 ..BASE
             },
+            Family::Gemma4 => Defaults {
+                num_kv_heads: Some(4),
+                head_dim: Some(256),
+                sliding_window: Some(512),
+                rope_theta: 1_000_000.0,
+                tie_word_embeddings: true,
+                ..BASE
+            },
             Family::Qwen3Next | Family::Qwen35Moe => {
                 Defaults { num_kv_heads: Some(2), head_dim: Some(256), ..BASE }
             }
@@ -103,7 +112,7 @@ impl Defaults {
 }
 
 /// Families whose attention, or MLP, has a bias if config.json says so.
-const ATTENTION_BIAS: [Family; 15] = [
+const ATTENTION_BIAS: [Family; 16] = [
     Family::Llama,
     Family::Qwen3,
     Family::Qwen3Moe,
@@ -116,6 +125,7 @@ const ATTENTION_BIAS: [Family; 15] = [
     Family::GraniteMoe,
     Family::Gemma2,
     Family::Gemma3,
+    Family::Gemma4,
     Family::Qwen3Next,
     Family::Qwen35,
     Family::Qwen35Moe,
@@ -136,7 +146,9 @@ impl Config {
         // The language model of one that takes images too.
         let model_type = all.required_text("model_type")?;
         let nested = match model_type.as_str() {
-            "mistral3" | "gemma3" | "qwen3_5" | "qwen3_5_moe" => all.object("text_config")?,
+            "mistral3" | "gemma3" | "gemma4" | "gemma4_unified" | "qwen3_5" | "qwen3_5_moe" => {
+                all.object("text_config")?
+            }
             _ => None,
         };
         let fields = nested.unwrap_or(all);
@@ -187,7 +199,9 @@ impl Config {
         let says_qk_norm = family == Family::Glm4Moe && fields.flag("use_qk_norm", false)?;
         let max_position_embeddings =
             size(&fields, family, "max_position_embeddings", range::POSITIONS)?;
-        let default_rope = rope_hf::Defaults { theta: defaults.rope_theta, head_dim };
+        let full_head_dim = gemma4::hf_global_head_dim(&fields, family, head_dim)?;
+        let theta = defaults.rope_theta;
+        let default_rope = rope_hf::Defaults { theta, head_dim, full_head_dim };
         let rope = rope_hf::rope(&fields, family, default_rope, max_position_embeddings)?;
         let (mut layers, ropes) =
             hf_layers::layers(&fields, family, defaults.sliding_window, &rope.of_type)?;
@@ -197,11 +211,16 @@ impl Config {
             windows.for_each(|window| *window = *window / 2 + 1);
         }
         let experts = hf_experts::experts(&fields, family)?;
-        let has_dense_layers = layers.iter().any(|layer| !layer.has_experts);
+        let has_dense_layers = layers.iter().any(|layer| !layer.has_experts)
+            || experts.is_some_and(|experts| experts.beside_mlp);
         let intermediate_size = match experts {
             Some(experts) if !has_dense_layers => experts.intermediate_size,
             _ => size(&fields, family, "intermediate_size", range::INTERMEDIATE_SIZE)?,
         };
+        let heads = KvHeads { num_kv_heads, head_dim };
+        gemma4::hf_layers(&fields, family, &mut layers, heads, intermediate_size)?;
+        let own_type = fields.text("model_type")?.unwrap_or(model_type);
+        let per_layer_inputs = gemma4::hf_inputs(&fields, family, &own_type)?;
         // transformers' class has 1 for each of them.
         let multiplier = |field| match family {
             Family::Granite | Family::GraniteMoe => {
@@ -229,7 +248,10 @@ impl Config {
             attention_out_bias: attention_bias && family != Family::Glm4Moe,
             mlp_bias: has_bias("mlp_bias", &MLP_BIAS)?,
             qk_norm: QkNorm::of(family, says_qk_norm),
+            norms_values: family == Family::Gemma4,
             norms: NormPlacement::of(family),
+            scales_layers: family == Family::Gemma4,
+            per_layer_inputs,
             embedding_multiplier: match family.is_gemma() {
                 true => (hidden_size as f64).sqrt(),
                 false => multiplier("embedding_multiplier")?,
@@ -243,6 +265,7 @@ impl Config {
                     let scalar = fields.number("query_pre_attn_scalar", POSITIVE)?;
                     scalar.unwrap_or(256.0).powf(-0.5)
                 }
+                Family::Gemma4 => 1.0,
                 _ => (head_dim as f64).powf(-0.5),
             },
             attention_softcap: match family {
@@ -253,7 +276,7 @@ impl Config {
             logits_scaling: multiplier("logits_scaling")?,
             logits_softcap: match family {
                 Family::Gemma2 => softcap(&fields, LOGITS_SOFTCAP, Some(30.0))?,
-                Family::Gemma3 => softcap(&fields, LOGITS_SOFTCAP, None)?,
+                Family::Gemma3 | Family::Gemma4 => softcap(&fields, LOGITS_SOFTCAP, None)?,
                 _ => None,
             },
             query_scaling: rope.query_scaling,
@@ -308,6 +331,13 @@ pub(super) fn size(
 /// name of Gemma 3.
 fn is_causal(fields: &Fields, family: Family) -> Result<bool, ConfigError> {
     const FIELD: &str = "use_bidirectional_attention";
+    if family == Family::Gemma4 {
+        // Of images alone, or of everything.
+        return match fields.text(FIELD)?.as_deref() {
+            None | Some("vision") => Ok(true),
+            Some(_) => Err(fields.invalid(FIELD, "decoders alone are supported: null or vision")),
+        };
+    }
     match (family, family.is_gemma() && fields.flag(FIELD, false)?) {
         (Family::Gemma3, sees_all) => Ok(!sees_all),
         (_, true) => Err(fields.invalid(FIELD, "decoders alone are supported: false")),

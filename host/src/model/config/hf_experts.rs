@@ -1,12 +1,13 @@
 //! What config.json says of experts, and of the layers that have them.
 
 use super::fields::{Fields, POSITIVE};
-use super::{ConfigError, ExpertScores, Experts, Family, range};
+use super::{ConfigError, ExpertScores, Experts, Family, gemma4, range};
 use crate::plan::Groups;
 
 /// The experts of a family that has them.
 pub(super) fn experts(fields: &Fields, family: Family) -> Result<Option<Experts>, ConfigError> {
     let num_experts = match family {
+        Family::Gemma4 => return gemma4::hf_experts(fields),
         Family::Qwen3Next | Family::Qwen35Moe => "num_experts",
         Family::Qwen3Moe if !fields.has("num_local_experts") => "num_experts",
         // As transformers 5 saves both.
@@ -95,6 +96,7 @@ pub(super) fn layers(
                 |layer: usize| (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
             Ok((0..num_layers).map(has_experts).collect())
         }
+        Family::Gemma4 => Ok(vec![gemma4::hf_experts(fields)?.is_some(); num_layers]),
         _ => Ok(vec![false; num_layers]),
     }
 }

@@ -23,7 +23,8 @@ pub(super) fn layers(
         let (window, is_delta) = (windows[index], delta[index]);
         let rope = if window.is_some() { &of_type.sliding } else { &of_type.full };
         let rope = (rotates[index] && !is_delta).then(|| index_of(&mut ropes, rope));
-        LayerConfig { window, rope, has_experts: experts[index], is_delta }
+        let has_experts = experts[index];
+        LayerConfig { window, rope, has_experts, is_delta, ..LayerConfig::default() }
     };
     let layers = (0..num_layers).map(&mut layer).collect();
     Ok((layers, ropes))
@@ -89,7 +90,8 @@ fn windows(
         | Family::Ministral3
         | Family::GptOss
         | Family::Gemma2
-        | Family::Gemma3 => true,
+        | Family::Gemma3
+        | Family::Gemma4 => true,
         Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::SmolLm3 => {
             fields.flag("use_sliding_window", false)?
         }
@@ -110,7 +112,8 @@ fn windows(
         | Family::Olmo3
         | Family::GptOss
         | Family::Gemma2
-        | Family::Gemma3 => fields.texts("layer_types")?,
+        | Family::Gemma3
+        | Family::Gemma4 => fields.texts("layer_types")?,
         _ => None,
     };
     let Some(layer_types) = layer_types else {
@@ -126,9 +129,11 @@ fn windows(
                 let period = fields.count("sliding_window_pattern", 1..=usize::MAX)?;
                 every_but_last_of(period.unwrap_or(6), num_layers)
             }
+            Family::Gemma4 => every_but_last_of(6, num_layers),
             _ => vec![true; num_layers],
         };
-        return Ok(slides.into_iter().map(|slides| window.filter(|_| slides)).collect());
+        let windows = slides.into_iter().map(|slides| window.filter(|_| slides)).collect();
+        return Ok(ended(family, windows));
     };
     if layer_types.len() != num_layers {
         return Err(fields.invalid("layer_types", format!("{num_layers} layers are needed")));
@@ -141,5 +146,14 @@ fn windows(
         }
         _ => Err(fields.invalid("layer_types", "full_attention and sliding_attention are known")),
     };
-    layer_types.iter().map(of_type).collect()
+    let windows = layer_types.iter().map(of_type).collect::<Result<_, _>>()?;
+    Ok(ended(family, windows))
+}
+
+/// `windows`, of which the last layer of Gemma 4 has none whatever config.json says.
+fn ended(family: Family, mut windows: Vec<Option<usize>>) -> Vec<Option<usize>> {
+    if let (Family::Gemma4, Some(last)) = (family, windows.last_mut()) {
+        *last = None;
+    }
+    windows
 }

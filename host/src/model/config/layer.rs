@@ -1,10 +1,10 @@
 //! What of a configuration belongs to a layer, and to its branches: attention and MLP.
 
 use super::{ConfigError, Family, must};
-use crate::plan::Groups;
+use crate::plan::{Groups, KvHeads};
 
 /// What a layer has of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerConfig {
     /// The sliding window, in positions.
     pub window: Option<usize>,
@@ -15,6 +15,24 @@ pub struct LayerConfig {
     pub has_experts: bool,
     /// Whether it is one of [Gated DeltaNet](super::Config::delta), and not attention.
     pub is_delta: bool,
+    /// KV heads of the layer and their elements, where they are not those of the model.
+    pub heads: Option<KvHeads>,
+    /// Where its keys and values come from.
+    pub kv: KvSource,
+    /// Elements between gate/up and down of its MLP, where they are not as many as the model's.
+    pub intermediate_size: Option<usize>,
+}
+
+/// Where the keys and values of a layer come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvSource {
+    /// A projection each.
+    #[default]
+    Own,
+    /// One projection: values are what keys are made of, before their norm and their rotation.
+    Joint,
+    /// The cache of this layer, one before it.
+    Layer(usize),
 }
 
 /// Over what Q and K are normalised.
@@ -30,7 +48,9 @@ impl QkNorm {
     /// What every model of `family` has; `says` whether one of a family has it that may.
     pub(super) fn of(family: Family, says: bool) -> Option<Self> {
         match family {
-            Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 => Some(QkNorm::PerHead),
+            Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 | Family::Gemma4 => {
+                Some(QkNorm::PerHead)
+            }
             _ if family.has_delta() => Some(QkNorm::PerHead),
             Family::Glm4Moe => says.then_some(QkNorm::PerHead),
             Family::Olmo2 | Family::Olmo3 => Some(QkNorm::AllHeads),
@@ -61,6 +81,9 @@ pub struct Experts {
     /// Whether what that one makes of a token is multiplied by the sigmoid of a product with the
     /// token.
     pub shared_gate: bool,
+    /// Whether they are added to the layer's MLP: the two have norms of their own, the router one
+    /// of the residual stream, and the weight of each expert a factor.
+    pub beside_mlp: bool,
 }
 
 impl Experts {
@@ -76,6 +99,7 @@ impl Experts {
             bias: false,
             shared_intermediate_size: None,
             shared_gate: false,
+            beside_mlp: false,
         }
     }
 
@@ -137,7 +161,7 @@ impl NormPlacement {
     pub(super) fn of(family: Family) -> Self {
         match family {
             Family::Olmo2 | Family::Olmo3 => NormPlacement::After,
-            Family::Gemma2 | Family::Gemma3 => NormPlacement::Around,
+            family if family.is_gemma() => NormPlacement::Around,
             _ => NormPlacement::Before,
         }
     }

@@ -3,6 +3,7 @@
 mod delta;
 mod encoder;
 mod fields;
+mod gemma4;
 mod gguf;
 mod gguf_experts;
 mod hf;
@@ -15,9 +16,11 @@ mod tests;
 
 pub use delta::DeltaNet;
 pub use encoder::{Encoder, LearnedPositions};
-pub use layer::{ExpertScores, Experts, LayerConfig, NormPlacement, QkNorm};
+pub use gemma4::PerLayerInputs;
+pub use layer::{ExpertScores, Experts, KvSource, LayerConfig, NormPlacement, QkNorm};
 
 use super::rope::{QueryScaling, Rope, RopeScaling};
+use crate::plan::KvHeads;
 use crate::weights::WeightsError;
 use gpu_types::Activation;
 use std::ops::RangeInclusive;
@@ -43,6 +46,7 @@ pub enum Family {
     GraniteMoe,
     Gemma2,
     Gemma3,
+    Gemma4,
     Qwen3Next,
     Qwen35,
     Qwen35Moe,
@@ -54,7 +58,7 @@ pub enum Family {
 
 impl Family {
     /// Every family, by the names that `model_type` and `general.architecture` have for it.
-    pub const ALL: [(&'static str, Family); 34] = [
+    pub const ALL: [(&'static str, Family); 37] = [
         ("llama", Family::Llama),
         ("mistral", Family::Mistral),
         ("qwen2", Family::Qwen2),
@@ -83,6 +87,11 @@ impl Family {
         ("gemma3", Family::Gemma3),
         // An encoder of the same layers.
         ("gemma-embedding", Family::Gemma3),
+        ("gemma4_text", Family::Gemma4),
+        // Of 12B.
+        ("gemma4_unified_text", Family::Gemma4),
+        // As GGUF calls both.
+        ("gemma4", Family::Gemma4),
         ("qwen3_next", Family::Qwen3Next),
         // As GGUF calls them.
         ("qwen3next", Family::Qwen3Next),
@@ -102,7 +111,7 @@ impl Family {
     /// Whether it is one of Gemma, which have an embedding that is multiplied by the root of its
     /// width, norms around the branches and a gate of GELU.
     fn is_gemma(self) -> bool {
-        matches!(self, Family::Gemma2 | Family::Gemma3)
+        matches!(self, Family::Gemma2 | Family::Gemma3 | Family::Gemma4)
     }
 
     /// Whether it has layers of Gated DeltaNet, attention with a gate at its output, and a quarter
@@ -164,8 +173,14 @@ pub struct Config {
     pub mlp_bias: bool,
     /// How Q and K are normalised before RoPE, if they are.
     pub qk_norm: Option<QkNorm>,
+    /// Whether each head of V is divided by the root of its mean square.
+    pub norms_values: bool,
     /// Where a branch of a layer has its norm.
     pub norms: NormPlacement,
+    /// Whether the residual stream is multiplied by a number of the layer after it.
+    pub scales_layers: bool,
+    /// What each token has as an input of every layer.
+    pub per_layer_inputs: Option<PerLayerInputs>,
     /// Multiplies the rows of the embedding.
     pub embedding_multiplier: f64,
     /// Whether that factor is rounded to bf16 where the embedding is in bf16 or in blocks: as the
@@ -203,7 +218,7 @@ pub struct Config {
 
 impl Config {
     /// The largest head that attention is built for.
-    pub const MAX_HEAD_DIM: usize = 256;
+    pub const MAX_HEAD_DIM: usize = 512;
 
     /// The largest context: positions beyond are no longer exact in f32.
     pub const MAX_POSITIONS: usize = 1 << 24;
@@ -213,9 +228,34 @@ impl Config {
         self.family == Family::Gemma3
     }
 
-    /// Whether a layer has no experts.
+    /// Whether a layer has an MLP that is none of experts.
     pub fn has_dense_layers(&self) -> bool {
-        self.layers.iter().any(|layer| !layer.has_experts)
+        let beside = self.experts.is_some_and(|experts| experts.beside_mlp);
+        self.layers.iter().any(|layer| !layer.has_experts || beside)
+    }
+
+    /// KV heads of `layer`, and the elements of each of its heads.
+    pub fn heads(&self, layer: usize) -> KvHeads {
+        let Config { num_kv_heads, head_dim, .. } = *self;
+        self.layers[layer].heads.unwrap_or(KvHeads { num_kv_heads, head_dim })
+    }
+
+    /// Elements between gate/up and down of the MLP of `layer`, if it has one that is none of
+    /// experts.
+    pub fn intermediate_size_of(&self, layer: usize) -> usize {
+        self.layers[layer].intermediate_size.unwrap_or(self.intermediate_size)
+    }
+
+    /// The layers whose keys and values are in the cache, in its order.
+    pub fn cached_layers(&self) -> impl Iterator<Item = usize> {
+        let is_cached =
+            |layer: &LayerConfig| !layer.is_delta && !matches!(layer.kv, KvSource::Layer(_));
+        (0..self.num_layers()).filter(move |&layer| is_cached(&self.layers[layer]))
+    }
+
+    /// Whether layers differ in their heads, or read keys and values of others.
+    pub fn has_kinds_of_layers(&self) -> bool {
+        self.layers.iter().any(|layer| layer.heads.is_some() || layer.kv != KvSource::Own)
     }
 
     /// Layers of Gated DeltaNet among the first `num_layers`.
@@ -242,14 +282,29 @@ impl Config {
             head_dim.is_multiple_of(2) && (2..=Self::MAX_HEAD_DIM).contains(&head_dim),
             "head_dim",
             head_dim.to_string(),
-            "it must be even, from 2 to 256",
+            "it must be even, from 2 to 512",
         )?;
-        self.ropes.iter().try_for_each(|rope| self.check_rope(rope))?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let KvHeads { num_kv_heads, head_dim } = self.heads(index);
+            must(
+                num_heads.is_multiple_of(num_kv_heads),
+                "KV heads of a layer",
+                num_kv_heads.to_string(),
+                &format!("they must divide the {num_heads} query heads"),
+            )?;
+            must(
+                head_dim.is_multiple_of(2),
+                "head size of a layer",
+                head_dim.to_string(),
+                "it must be even",
+            )?;
+            layer.rope.map_or(Ok(()), |rope| self.check_rope(&self.ropes[rope], head_dim))?;
+        }
         Ok(self)
     }
 
-    fn check_rope(&self, rope: &Rope) -> Result<(), ConfigError> {
-        let (head_dim, rotary_dim) = (self.head_dim, rope.rotary_dim);
+    fn check_rope(&self, rope: &Rope, head_dim: usize) -> Result<(), ConfigError> {
+        let rotary_dim = rope.rotary_dim;
         must(
             rotary_dim.is_multiple_of(2) && (2..=head_dim).contains(&rotary_dim),
             "rotary dimensions",

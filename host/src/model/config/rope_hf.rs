@@ -9,6 +9,9 @@ use std::ops::RangeInclusive;
 /// The base of Gemma 3's layers with a window.
 pub(super) const GEMMA3_LOCAL_THETA: f64 = 10_000.0;
 
+/// What divides a frequency that is none.
+const NO_FREQUENCY: f32 = 1e30;
+
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// What the rotary embedding is where config.json says nothing.
@@ -16,6 +19,8 @@ const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 pub(super) struct Defaults {
     pub theta: f64,
     pub head_dim: usize,
+    /// Elements of a head of Gemma 4's layers without a window.
+    pub full_head_dim: usize,
 }
 
 /// What config.json says of positions.
@@ -68,13 +73,15 @@ pub(super) fn rope(
         let nested = parameters_of(layer_type)?;
         nested.map(|nested| reader(Some(nested)).rope()).transpose()
     };
-    if family == Family::Gemma3 {
+    if matches!(family, Family::Gemma3 | Family::Gemma4) {
         // Each has its own defaults; parameters that are not nested are those of full attention.
         let [full, sliding] = [parameters_of(LAYER_TYPES[0])?, parameters_of(LAYER_TYPES[1])?];
         let local = Defaults { theta: GEMMA3_LOCAL_THETA, ..default };
         let local = Reader { theta: "rope_local_base_freq", default: local, ..reader(sliding) };
         let all = parameters.filter(|_| sliding.is_none());
-        let of_type = RopeOfType { full: reader(full.or(all)).rope()?, sliding: local.rope()? };
+        let global = Defaults { head_dim: default.full_head_dim, ..default };
+        let global = Reader { default: global, ..reader(full.or(all)) };
+        let of_type = RopeOfType { full: global.rope()?, sliding: local.rope()? };
         return Ok(Positions { of_type, query_scaling });
     }
     let of_type = match (nested(LAYER_TYPES[0])?, nested(LAYER_TYPES[1])?) {
@@ -127,7 +134,9 @@ impl Reader<'_> {
         // for them.
         let reads =
             matches!(self.family, Family::Phi3 | Family::Glm4Moe) || self.family.has_delta();
-        let is_read = reads || scaling != RopeScaling::None;
+        // Proportional frequencies have read it.
+        let is_read =
+            !matches!(scaling, RopeScaling::Factors(_)) && (reads || scaling != RopeScaling::None);
         let head_dim = self.default.head_dim;
         let rotary_dim = if is_read { (head_dim as f64 * part) as usize } else { head_dim };
         Ok(Rope { theta, rotary_dim, scaling })
@@ -150,7 +159,13 @@ impl Reader<'_> {
     }
 
     fn scaling(&self) -> Result<RopeScaling, ConfigError> {
-        let Some(p) = self.parameters else { return Ok(RopeScaling::None) };
+        let is_global = self.family == Family::Gemma4 && self.theta == "rope_theta";
+        let p = match self.parameters {
+            Some(p) => p,
+            // What its class has.
+            None if is_global => return Ok(self.proportional(0.25, 1.0)),
+            None => return Ok(RopeScaling::None),
+        };
         let key = if p.has("rope_type") { "rope_type" } else { "type" };
         let mut kind = p.text(key)?.unwrap_or_else(|| "default".into());
         // Phi-3's first releases called LongRoPE `su`, some of them `yarn`.
@@ -163,8 +178,21 @@ impl Reader<'_> {
             "llama3" => self.llama3(&p),
             "yarn" => self.yarn(&p),
             "longrope" => self.longrope(&p),
+            "proportional" if self.family == Family::Gemma4 => {
+                let part = p.number("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(1.0);
+                Ok(self.proportional(part, p.number("factor", POSITIVE)?.unwrap_or(1.0)))
+            }
             _ => Err(p.invalid(key, "known are default, linear, llama3, yarn and longrope")),
         }
+    }
+
+    /// Frequencies of whole heads, of which the first `part` are as they are but for a divisor, and
+    /// the others as good as zeros: as GGUF has them.
+    fn proportional(&self, part: f64, divisor: f64) -> RopeScaling {
+        let head_dim = self.default.head_dim;
+        let rotated = (part * head_dim as f64 / 2.0) as usize;
+        let factor = |i: usize| if i < rotated { divisor as f32 } else { NO_FREQUENCY };
+        RopeScaling::Factors((0..head_dim / 2).map(factor).collect())
     }
 
     fn llama3(&self, p: &Fields) -> Result<RopeScaling, ConfigError> {

@@ -19,18 +19,31 @@ enum Matrix {
 }
 
 impl Planner<'_> {
-    /// The sum over a token's experts of what their MLPs make of `x`, weighted.
+    /// The sum over a token's experts of what their MLPs make of `x`, weighted; the router reads
+    /// `router_x`.
     pub(super) fn experts(
         &mut self,
         layer: usize,
         experts: Experts,
+        [router_x, x]: [View; 2],
+        width: usize,
+    ) -> View {
+        let chosen = self.route(layer, experts, router_x);
+        self.chosen_experts(layer, experts, chosen, x, width)
+    }
+
+    /// The sum over the chosen experts of a token, `[experts, weights]`.
+    pub(super) fn chosen_experts(
+        &mut self,
+        layer: usize,
+        experts: Experts,
+        [chosen, weights]: [View; 2],
         x: View,
         width: usize,
     ) -> View {
         let Experts { num_experts, top_k, .. } = experts;
         let columns = self.shares.expert_columns.clone();
         let label = |what: &str| format!("layers.{layer}.{what}");
-        let [chosen, weights] = self.route(layer, experts, x);
         let of_matrix = |planner: &mut Self, what: &str, matrix, x: View, weights, out| {
             let cols = if matrix == Matrix::Down { columns.len() } else { x.width };
             let parts = planner.expert_parts(layer, &experts, matrix, width);
@@ -75,7 +88,7 @@ impl Planner<'_> {
     }
 
     /// Each token's experts, and their weights.
-    fn route(&mut self, layer: usize, experts: Experts, x: View) -> [View; 2] {
+    pub(super) fn route(&mut self, layer: usize, experts: Experts, x: View) -> [View; 2] {
         let Experts { num_experts, top_k, normalise, scale, .. } = experts;
         let (names, label) = (self.names, |what: &str| format!("layers.{layer}.{what}"));
         let logits = activation(&mut self.builder, label("router"), num_experts, Dtype::F32);

@@ -162,6 +162,15 @@ pub(super) const QWEN_EXPERTS: ExpertNames = ExpertNames {
     ..HF_EXPERTS
 };
 
+pub(super) const GEMMA4_EXPERTS: ExpertNames = ExpertNames {
+    router: "router.proj",
+    form: ExpertForm::GateThenUp,
+    gate_up: ["experts.gate_up_proj"; 2],
+    down: "experts.down_proj",
+    suffixes: ["", "_bias"],
+    ..HF_EXPERTS
+};
+
 pub(super) const MIXTRAL_EXPERTS: ExpertNames = ExpertNames {
     router: "block_sparse_moe.gate",
     form: ExpertForm::Each("block_sparse_moe.experts."),

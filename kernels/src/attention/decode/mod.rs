@@ -10,7 +10,8 @@
 //! Launch    persistent, grid `(most items, or what is resident, 1, 1)`, block `(NUM_THREADS, 1,
 //!           1)`. An item is a split of a sequence's keys for the query rows of a KV head: its
 //!           query heads, and new tokens, share one read of K and V. Each warp takes a quarter of
-//!           a page's keys, with a ring of copies of its own. The last block of a row block to
+//!           a page's keys, with a ring of copies of its own; of heads of 512 two warps share keys,
+//!           of half a page at once, each for half of the output. The last block of a row block to
 //!           finish combines the splits, in order.
 //! Numerics  as prefill; one rounding, at the store. Splits are combined in order; in a
 //!           batch-invariant plan they depend on the sequence's own lengths alone, and so do its
@@ -29,13 +30,15 @@ use self::problem::{NewTokens, Problem, QueryRows, Smem, zero_q};
 use self::results::{WarpResults, for_each_vec};
 use super::combine::{SplitResults, store_out};
 #[cfg(not(target_arch = "nvptx64"))]
+use super::head_dims::column_parts;
+#[cfg(not(target_arch = "nvptx64"))]
 use super::kv_ring::num_slots;
 use super::kv_ring::{Dense, KvSource};
 use super::tile::{
     AttentionElement, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, ROW_UNIT, WarpTile, is_aligned,
 };
 use super::work::{DecodeItem, ITEM_WORDS};
-use crate::attention::head_dims::HEAD_DIMS;
+use crate::attention::head_dims::{HALF_HEAD_DIMS, HEAD_DIMS};
 use crate::qk_norm::Weights;
 use crate::tile::last_block::is_last;
 use core::f32::consts::LOG2_E;
@@ -45,7 +48,8 @@ use half::{bf16, f16};
 /// Elements of the ring of K and V, whose memory partial results take after the main loop.
 const fn kv_elems<S: KvSource>() -> u32 {
     let (rows, width) = (S::Tile::ROWS, S::Tile::WIDTH);
-    let (of_warps, of_splits) = (NUM_WARPS * rows * (width + 2), SplitResults::shared_elems(rows));
+    let (of_warps, of_splits) =
+        (NUM_WARPS / S::Tile::COLUMN_PARTS * rows * (width + 2), SplitResults::shared_elems(rows));
     let words = if of_warps > of_splits { of_warps } else { of_splits };
     let (of_results, of_ring) =
         (words * 4 / size_of::<S::Element>() as u32, S::NUM_SLOTS * S::SLOT_ELEMS);
@@ -65,7 +69,8 @@ const fn shared_bytes_of<S: KvSource>() -> usize {
 pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize) -> usize {
     // Neither depends on rows or columns.
     let (block_n, scratch) = (E::Decode::<1, 1>::BLOCK_N, E::Decode::<1, 1>::SCRATCH);
-    let tile_rows = ROW_UNIT as usize * rows + (num_slots(panels) * block_n) as usize;
+    let slot_rows = num_slots(panels) * block_n / column_parts(panels) as u32;
+    let tile_rows = ROW_UNIT as usize * rows + slot_rows as usize;
     let elems = tile_rows * panels * PANEL_COLUMNS as usize;
     elems * size_of::<E>() + 4 * (NUM_WARPS * scratch + 2 * ITEM_WORDS) as usize
 }
@@ -99,10 +104,11 @@ pub(super) const fn blocks_per_sm<E: AttentionElement>(panels: usize) -> u32 {
     instances(
         R in [1 as "4", 2 as "8", 4 as "16"],
         P in HEAD_DIMS,
+        H in HALF_HEAD_DIMS,
         E in [f16, bf16],
         attention_decode_f32_r{R}_d{P} = <f32, R, P>,
         except(attention_decode_f32_r16_d256),
-        attention_decode_{E}_r16_d{P} = <E, 4, P>
+        attention_decode_{E}_r16_d{H} = <E, 4, H>
     )
 )]
 pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PANELS: usize>(
@@ -315,7 +321,7 @@ unsafe fn attend<S: KvSource>(
 
         // 2. Main loop over the warp's keys of each tile.
         tile.take_queries(smem.q, block_rows);
-        let warp_key = warp::warp_idx() * S::Tile::KEYS;
+        let warp_key = warp::warp_idx() / S::Tile::COLUMN_PARTS * S::Tile::KEYS;
         let last_position = item.first_position + item.queries - 1;
         let visible_to_all = (last_position + 1).saturating_sub(problem.window)
             ..(item.first_position + 1).min(item.end_key);
@@ -343,7 +349,7 @@ unsafe fn attend<S: KvSource>(
         cp_async::wait(0);
         thread::sync_threads();
         let (item, rows) = load_item();
-        let results = WarpResults::new(smem.kv.cast(), block_rows, width);
+        let results = WarpResults::new::<S::Tile>(smem.kv.cast(), block_rows, width);
         results.store(&tile);
         thread::sync_threads();
 

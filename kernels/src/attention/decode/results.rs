@@ -4,23 +4,25 @@ use super::super::combine::{PartialOut, VEC_ELEMS, combine_warps};
 use super::super::tile::{NUM_THREADS, NUM_WARPS, WarpTile};
 use cuda_std::prelude::*;
 
-/// The results of a block's warps in shared memory: `[NUM_WARPS, block_rows, width]`, then largest
-/// scores and sums `[NUM_WARPS, block_rows]` each.
+/// The results of a block's warps in shared memory: `[num_warps, block_rows, width]`, then largest
+/// scores and sums `[num_warps, block_rows]` each. Warps that share keys are one.
 #[derive(Clone, Copy)]
 pub struct WarpResults {
     pub out: Shared<f32>,
     pub max: Shared<f32>,
     pub sum: Shared<f32>,
+    pub num_warps: u32,
     pub block_rows: u32,
     pub width: u32,
 }
 
 impl WarpResults {
     #[inline(always)]
-    pub fn new(smem: Shared<f32>, block_rows: u32, width: u32) -> Self {
-        let max = smem.offset(NUM_WARPS * block_rows * width);
-        let sum = max.offset(NUM_WARPS * block_rows);
-        WarpResults { out: smem, max, sum, block_rows, width }
+    pub fn new<T: WarpTile>(smem: Shared<f32>, block_rows: u32, width: u32) -> Self {
+        let num_warps = const { NUM_WARPS / T::COLUMN_PARTS };
+        let max = smem.offset(num_warps * block_rows * width);
+        let sum = max.offset(num_warps * block_rows);
+        WarpResults { out: smem, max, sum, num_warps, block_rows, width }
     }
 
     /// Stores the warp's result.
@@ -29,7 +31,7 @@ impl WarpResults {
     /// 1. The memory holds the results, and no other thread accesses the warp's before a barrier.
     #[inline(always)]
     pub unsafe fn store<T: WarpTile>(&self, tile: &T) {
-        let first_row = warp::warp_idx() * self.block_rows;
+        let first_row = warp::warp_idx() / T::COLUMN_PARTS * self.block_rows;
         // SAFETY: the caller's promise.
         unsafe {
             tile.for_each_row(|row, max, total| {
@@ -52,7 +54,7 @@ impl WarpResults {
         // SAFETY: the caller's promise.
         unsafe {
             let max_score = |warp| self.max.get(row_of(warp));
-            combine_warps(max_score, |warp| {
+            combine_warps(self.num_warps, max_score, |warp| {
                 let values = self.out.get_vec(row_of(warp) * self.width + column);
                 PartialOut { max: max_score(warp), sum: self.sum.get(row_of(warp)), values }
             })

@@ -43,6 +43,11 @@ impl Attention {
     ) -> Result<Option<Launch>, LaunchError> {
         let params = self.params(operands)?;
         self.check_items()?;
+        if append.is_some() && !self.appends() {
+            let (what, value) = ("head_dim", self.head_dim);
+            let expected = "at most 256 where attention appends K and V";
+            return Err(LaunchError::Shape { what, value, expected });
+        }
         let append = append.unwrap_or(&Append::NONE);
         let Append { k, v, rotary_dim, norm, .. } = append;
         if *rotary_dim > self.head_dim || !rotary_dim.is_multiple_of(2) {

@@ -22,11 +22,13 @@ impl Attention {
         if let Some(tile) = self.sm90_tile(gpu, dtype) {
             return tile.block_m;
         }
-        let rows = self.prefill_instance(dtype).map_or(1, |instance| instance.rows());
+        let instance = self.prefill_instance(dtype);
+        let (rows, panels) =
+            instance.map_or((1, 1), |instance| (instance.rows(), instance.panels()));
         let block_m = match dtype {
-            Dtype::F16 => prefill::block_m::<f16>(rows),
-            Dtype::BF16 => prefill::block_m::<bf16>(rows),
-            _ => prefill::block_m::<f32>(rows),
+            Dtype::F16 => prefill::block_m::<f16>(rows, panels),
+            Dtype::BF16 => prefill::block_m::<bf16>(rows, panels),
+            _ => prefill::block_m::<f32>(rows, panels),
         };
         block_m as usize
     }

@@ -138,6 +138,22 @@ fn decode_matches_oracle() {
     }
 }
 
+/// Two warps share keys, of half a page at once: fewer keys than that, one more, and a page and one
+/// more; in splits too.
+#[test]
+fn decode_of_wide_heads_matches_oracle() {
+    let seqs: &[_] = &[(1, 1), (1, 32), (0, 64), (1, 33), (1, 65), (1, 300)];
+    for seed in simt::seeds().take(2) {
+        for num_heads in [8, 19] {
+            let case = Case { seqs, heads: [num_heads, 1], head_dim: 512, ..CASE };
+            check::<f16>(case, ALONE, seed);
+            check::<bf16>(Case { head_dim: 264, window: Some(33), ..case }, ALONE, seed);
+        }
+        let case = Case { seqs, heads: [4, 2], head_dim: 512, sinks: SINKS, ..CASE };
+        check::<bf16>(case, (1, Some(2), u32::MAX), seed);
+    }
+}
+
 #[test]
 fn splits_of_decode_match_oracle() {
     let step = Case { seqs: &[(1, 300), (1, 64)], heads: [3, 1], head_dim: 8, ..CASE };

@@ -72,6 +72,12 @@ fn prefill_matches_oracle() {
         check::<f16>(step, head_dim as u64);
         check::<bf16>(step, head_dim as u64);
     }
+    // Two warps share rows: tiles of 32 queries, one less, one more, and of 32 keys.
+    for seqs in [&[(17, 81)], &[(31, 33)], &[(33, 65)], &[(64, 64)]] {
+        let step = Case { seqs, heads: [4, 2], head_dim: 512, ..CASE };
+        check::<f16>(step, 1);
+        check::<bf16>(Case { head_dim: 264, window: Some(33), ..step }, 2);
+    }
     // The order of what is concurrent changes no bit.
     let step = Case { seqs: &[(1, 150), (1, 65)], heads: [7, 1], ..CASE };
     assert_eq!(bits(&check::<f16>(step, 1)), bits(&check::<f16>(step, 2)));

@@ -5,7 +5,8 @@ use super::*;
 use crate::exec::lower::{Addresses, lower_with, workspace_bytes};
 use crate::exec::testing::random;
 use crate::plan::{
-    Bounds, KvLayout, KvStorage, Rows, StepLayout, Tensor, TensorId, View, WeightId, testing,
+    Bounds, KvHeads, KvLayout, KvStorage, Rows, StepLayout, Tensor, TensorId, View, WeightId,
+    testing,
 };
 use kernels::gemm::Gpu;
 use simt::{Init, Memory};
@@ -54,9 +55,7 @@ fn plan(case: &Case) -> Plan {
     let bias = case.has_bias.then_some(WeightId(1));
     let bounds = Bounds { max_logit_rows: 1, max_kv_len: 64, ..Bounds::one_sequence(MAX_TOKENS) };
     let kv = KvLayout {
-        num_layers: 0,
-        num_kv_heads: 1,
-        head_dim: 1,
+        layers: vec![KvHeads { num_kv_heads: 1, head_dim: 1 }; 0],
         num_pages: 1,
         dtype: Dtype::F32,
         storage: KvStorage::default(),

@@ -5,6 +5,7 @@ mod encoders;
 mod experts;
 mod families;
 mod gemma;
+mod gemma4;
 mod gguf;
 mod hf;
 
