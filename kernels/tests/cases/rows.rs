@@ -249,9 +249,9 @@ fn scaled_rows_match_oracle() {
             let x = Matrix::random::<f32>(NUM_ROWS, width, seed);
             let num_rows = count(&mut device, "num_rows", NUM_ROWS);
             let rows = device.matrix::<f32>("x", &x, place(width));
-            let factors = device.numbers("factors", &FACTORS);
+            let factors = device.numbers("scales", &FACTORS);
             let all: Vec<u32> = (0..MAX_ROWS * width).map(|i| (i * 7 % 5 % 3) as u32).collect();
-            let indices = is_indexed.then(|| Rows::new(device.numbers("indices", &all), width));
+            let indices = is_indexed.then(|| Rows::new(device.u32s("indices", &all), width));
             let launcher = ScaleRows { max_rows: MAX_ROWS, width };
             device.run(launcher.launch(num_rows, rows, indices, factors), seed);
             let factor = |i: usize| FACTORS[if is_indexed { all[i] as usize } else { 0 }];

@@ -302,7 +302,7 @@ fn rejects_what_no_model_has() {
         ("num_key_value_heads", json!(7), "must divide the 32 query heads"),
         ("num_key_value_heads", json!(0), "`num_key_value_heads` is 0"),
         ("head_dim", json!(63), "`head_dim` is 63: it must be even"),
-        ("head_dim", json!(258), "`head_dim` is 258"),
+        ("head_dim", json!(514), "`head_dim` is 514"),
         ("max_position_embeddings", json!(1 << 25), "`max_position_embeddings` is"),
         ("rms_norm_eps", json!(0.0), "`rms_norm_eps` is 0"),
         ("rms_norm_eps", json!(1e300), "is 1e+300: a positive number"),
