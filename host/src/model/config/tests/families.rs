@@ -127,10 +127,7 @@ fn olmo_scales_full_attention_alone() {
     let olmo2 =
         read(&without(with(real!("olmo-3-7b"), "model_type", json!("olmo2")), "rope_scaling"));
     assert_eq!((olmo2.norms, olmo2.qk_norm), (NormPlacement::After, Some(QkNorm::AllHeads)));
-    assert_eq!(
-        olmo2.layers,
-        [LayerConfig { window: None, rope: Some(0), has_experts: false, is_delta: false }; 32]
-    );
+    assert_eq!(olmo2.layers, [LayerConfig { rope: Some(0), ..LayerConfig::default() }; 32]);
 }
 
 #[test]
@@ -163,10 +160,7 @@ fn olmo_lists_its_windows_in_gguf() {
     assert_eq!((theta.ropes[0].theta, theta.ropes[1].theta), (1e4, 1e5));
 
     let olmo2 = read_gguf(&gguf_with("olmo2", &[]), &[]);
-    assert_eq!(
-        olmo2.layers,
-        [LayerConfig { window: None, rope: Some(0), has_experts: false, is_delta: false }; 30]
-    );
+    assert_eq!(olmo2.layers, [LayerConfig { rope: Some(0), ..LayerConfig::default() }; 30]);
 
     for wrong in [list(29), (PATTERN, Gguf::Array(vec![])), (PATTERN, Gguf::U32(0))] {
         let error = rejected(&gguf_with("olmo2", &[&yarn[..], &[wrong]].concat()));
