@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for
 /// what is around a model. Each with its real `config.json`, except for the weights' type and the
 /// context of Llama's, which are measured in longer ones.
-const MODELS: [(&str, &str); 21] = [
+const MODELS: [(&str, &str); 22] = [
     ("tiny", include_str!("random_model/tiny.json")),
     ("qwen2.5-0.5b", include_str!("random_model/qwen2.5-0.5b.json")),
     ("qwen2.5-7b", include_str!("random_model/qwen2.5-7b.json")),
@@ -84,7 +84,7 @@ mod tests {
     /// model card.
     #[test]
     fn shapes_have_the_real_number_of_parameters() {
-        let counts: [usize; 21] = MODELS.map(|(_, json)| {
+        let counts: [usize; 22] = MODELS.map(|(_, json)| {
             let tensors = random_tensors(&config(json), None);
             tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
         });

@@ -490,7 +490,7 @@ fn rejects_experts_that_do_not_fit() {
 /// Learned positions, a norm that is kept, a gated GELU, a mean. Weights: 0 and 1 those of the norm.
 fn encoder() -> Plan {
     let mut b = PlanBuilder::new();
-    let kv = KvLayout { num_layers: 0, ..plan().kv };
+    let kv = KvLayout { layers: Vec::new(), ..plan().kv };
     let hidden = b.activation("hidden", Rows::Tokens, 8, F32);
     let normed = b.activation("normed", Rows::Tokens, 8, F32);
     let gated = b.activation("gated", Rows::Tokens, 8, F32);

@@ -59,7 +59,7 @@ impl Config {
         };
         let (layers, ropes) = match is_modern {
             true => modern_layers(fields, num_layers, head_dim)?,
-            false => (vec![LAYER; num_layers], Vec::new()),
+            false => (vec![LayerConfig::default(); num_layers], Vec::new()),
         };
         let bias = |field| if is_modern { fields.flag(field, false) } else { Ok(true) };
         Sizes {
@@ -85,10 +85,6 @@ impl Config {
         .config(family)
     }
 }
-
-/// A layer that sees all positions, and rotates nothing.
-pub(super) const LAYER: LayerConfig =
-    LayerConfig { window: None, rope: None, has_experts: false, is_delta: false };
 
 /// The sizes of an encoder.
 pub(super) struct Sizes {
@@ -127,6 +123,9 @@ impl Sizes {
             attention_out_bias: self.qkv_bias,
             mlp_bias: self.mlp_bias,
             qk_norm: None,
+            norms_values: false,
+            scales_layers: false,
+            per_layer_inputs: None,
             norms: NormPlacement::Before,
             embedding_multiplier: 1.0,
             rounds_embedding_multiplier: false,
@@ -222,7 +221,7 @@ pub(super) fn layers_with(
     let mut ropes = Vec::new();
     let layer = |&slides: &bool| {
         let rope = Some(index_of(&mut ropes, if slides { sliding } else { full }));
-        LayerConfig { window: slides.then_some(window), rope, ..LAYER }
+        LayerConfig { window: slides.then_some(window), rope, ..LayerConfig::default() }
     };
     (slides.iter().map(layer).collect(), ropes)
 }
@@ -251,7 +250,7 @@ impl Config {
         });
         let (layers, ropes) = match is_modern {
             true => gguf_modern_layers(fields, num_layers, head_dim)?,
-            false => (vec![LAYER; num_layers], Vec::new()),
+            false => (vec![LayerConfig::default(); num_layers], Vec::new()),
         };
         Sizes {
             vocab_size: gguf::vocab_size(names, tensors)?,
