@@ -196,10 +196,13 @@ impl<const PANELS: usize> RowTile<PANELS> {
     #[inline(always)]
     fn for_each_pair(&self, first_row: u32, f: &mut impl FnMut(u32, u32, [f32; 2])) {
         let (group, pair) = lane();
-        let first_column = PANEL_COLUMNS * Self::first_panel() + 2 * pair;
         unroll!(panel in 0..Self::OUT_PANELS, {
             for (tile, &[a, b, c, d]) in self.out[panel].as_flattened().iter().enumerate() {
-                let column = first_column + PANEL_COLUMNS * panel as u32 + 8 * tile as u32;
+                let column = PANEL_COLUMNS * panel as u32 + 8 * tile as u32 + 2 * pair;
+                let column = match const { column_parts(PANELS) } {
+                    1 => column,
+                    _ => column + PANEL_COLUMNS * Self::first_panel(),
+                };
                 f(first_row + group, column, [a, b]);
                 f(first_row + group + 8, column, [c, d]);
             }
@@ -340,8 +343,10 @@ impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usiz
         let lane_id = warp::lane_id();
         // Order of the four 8 x 8 matrices of V: keys, then columns.
         let v = vec_at(smem_v, lane_id % 16, lane_id / 16);
-        let first_panel = RowTile::<PANELS>::first_panel();
-        let v = v.offset(Self::BLOCK_N * PANEL_COLUMNS * first_panel);
+        let v = match const { column_parts(PANELS) } {
+            1 => v,
+            _ => v.offset(SHARED_BLOCK_N * PANEL_COLUMNS * RowTile::<PANELS>::first_panel()),
+        };
         unroll!(panel in 0..RowTile::<PANELS>::OUT_PANELS, {
             unroll!(step in 0..4, {
                 if step < KEY_STEPS {
