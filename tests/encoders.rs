@@ -6,10 +6,44 @@ use halfwarp::Model;
 use halfwarp::engine::{Engine, EngineError, EngineOptions, EventKind, Pooling, Request};
 use halfwarp::exec::Device;
 use halfwarp::plan::Precision;
+use libtest_mimic::{Arguments, Completion, Trial};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use support::expected;
+
+fn main() {
+    let mut trials = Vec::new();
+    for (name, device, present) in support::devices() {
+        for precision in Precision::ALL {
+            // bf16 is emulated as f16 is.
+            let is_run = device != Device::Emulated || precision != Precision::BF16;
+            let name = format!("{name}::matches_transformers_{precision}");
+            trials.push(Trial::ignorable_test(name, move || match (present, is_run) {
+                (false, _) => Ok(Completion::ignored_with("there is no such device")),
+                (true, false) => Ok(Completion::ignored_with("as in f16, which runs")),
+                (true, true) => {
+                    matches_transformers(device, precision);
+                    Ok(Completion::Completed)
+                }
+            }));
+        }
+    }
+    let others: [(&str, fn()); 5] = [
+        ("a_text_is_in_one_step", a_text_is_in_one_step),
+        ("encoders_make_what_they_are_made_for", encoders_make_what_they_are_made_for),
+        ("texts_share_no_beginning", texts_share_no_beginning),
+        ("gguf_files_match_transformers", gguf_files_match_transformers),
+        ("files_of_modules_are_checked", files_of_modules_are_checked),
+    ];
+    trials.extend(others.map(|(name, test)| {
+        Trial::test(name, move || {
+            test();
+            Ok(())
+        })
+    }));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
 
 /// Largest error of the outputs: norm of the difference over norm.
 fn max_error(precision: Precision) -> f64 {
@@ -125,34 +159,7 @@ fn matches_transformers(device: Device, precision: Precision) {
     }
 }
 
-#[test]
-fn cpu_matches_transformers() {
-    for precision in [Precision::F32, Precision::F16, Precision::BF16] {
-        matches_transformers(Device::Cpu, precision);
-    }
-}
-
-#[test]
-fn emulated_kernels_match_transformers() {
-    let device = Device::Emulated;
-    if device.free_memory().is_ok() {
-        matches_transformers(device, Precision::F16);
-        matches_transformers(device, Precision::F32);
-    }
-}
-
-#[test]
-fn cuda_matches_transformers() {
-    let device = Device::Cuda(0);
-    if device.free_memory().is_ok() {
-        for precision in [Precision::F32, Precision::F16, Precision::BF16] {
-            matches_transformers(device, precision);
-        }
-    }
-}
-
 /// A step has room for 100 tokens: texts wait for the next one, and none is cut.
-#[test]
 fn a_text_is_in_one_step() {
     for name in ["bert", "modernbert", "embedding-gemma"] {
         let golden = Golden::open(name);
@@ -174,7 +181,6 @@ fn a_text_is_in_one_step() {
     }
 }
 
-#[test]
 fn encoders_make_what_they_are_made_for() {
     let golden = Golden::open("bert-cross");
     let mut engine = golden.engine(options(Device::Cpu, Precision::F32, 1));
@@ -193,7 +199,6 @@ fn encoders_make_what_they_are_made_for() {
 }
 
 /// As of another text with the same beginning: what a token sees after it is another.
-#[test]
 fn texts_share_no_beginning() {
     let golden = Golden::open("bert");
     let mut engine = golden.engine(options(Device::Cpu, Precision::F32, 1));
@@ -206,7 +211,6 @@ fn texts_share_no_beginning() {
     assert_eq!(again, fresh);
 }
 
-#[test]
 fn gguf_files_match_transformers() {
     for name in ["bert", "xlm-roberta-cross", "modernbert", "embedding-gemma"] {
         let path = dir(&format!("{name}.gguf"));
@@ -220,7 +224,6 @@ fn gguf_files_match_transformers() {
 }
 
 /// What is wrong with a file is said of that file, and no path leads out of the directory.
-#[test]
 fn files_of_modules_are_checked() {
     let copy = |name: &str| {
         let temp = tempfile::tempdir().unwrap();

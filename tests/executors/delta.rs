@@ -1,5 +1,5 @@
-//! Gated DeltaNet: two sequences in pieces, a prompt, both together and a token of each, whose states stay in
-//! the executor. The second round begins with zeros again.
+//! Gated DeltaNet: two sequences in pieces, a prompt, both together and a token of each, whose
+//! states stay in the executor. The second round begins with zeros again.
 
 use crate::Test;
 use crate::harness::{Backend, Matrix, Outcome, Setup, Step, check, smallest_kv, suffix};

@@ -7,7 +7,8 @@ use halfwarp::{Model, ModelError};
 /// What is changed in the plan of a golden.
 type Fault = (&'static str, &'static str, fn(&mut Plan));
 
-/// The attention of the last layer that reads keys and values of `cached`, of which it is another's.
+/// The attention of the last layer that reads keys and values of `cached`, of which it is
+/// another's.
 fn last_reader(plan: &mut Plan, cached: usize) -> &mut usize {
     let attentions = plan.ops.iter_mut().rev().filter_map(|op| match op {
         Op::Attention(attention) if attention.layer == cached => Some(&mut attention.layer),

@@ -1,4 +1,5 @@
-//! `/v1/embeddings`, `/v1/rerank` and `/v1/score` of encoders, against what transformers makes of the texts.
+//! `/v1/embeddings`, `/v1/rerank` and `/v1/score` of encoders, against what transformers makes of
+//! the texts.
 
 use crate::client::Serving;
 use serde_json::{Value, json};

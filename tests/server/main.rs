@@ -1,4 +1,5 @@
-//! `halfwarp serve`, talked to over HTTP: every answer, every refusal, and what it does when a client or it itself leaves.
+//! `halfwarp serve`, talked to over HTTP: every answer, every refusal, and what it does when a
+//! client or it itself leaves.
 
 mod access;
 mod chat;

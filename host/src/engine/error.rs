@@ -70,8 +70,8 @@ pub enum EngineError {
     StepTooLarge {
         /// Tokens of the step.
         asked: usize,
-        /// [`EngineOptions::max_tokens`](super::EngineOptions::max_tokens), or less where the memory
-        /// is short.
+        /// [`EngineOptions::max_tokens`](super::EngineOptions::max_tokens), or less where the
+        /// memory is short.
         max: usize,
     },
     /// Running requests hold the pages that [`Engine::logits`](super::Engine::logits) needs.
@@ -83,7 +83,8 @@ pub enum EngineError {
     /// A sampling value out of its range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// No token could be chosen for a request, such as that of [`Engine::generate`](super::Engine::generate).
+    /// No token could be chosen for a request, such as that of
+    /// [`Engine::generate`](super::Engine::generate).
     #[error("{source}")]
     Sample {
         /// The request.

@@ -1,8 +1,9 @@
 //! The engine: requests in, tokens out.
 //!
-//! Requests are batched as they come (continuous batching), their keys and values live in a paged cache, and each has its own
-//! way to be sampled. One request is a batch of one. A request that ended leaves its keys and values in the cache until
-//! others need the room: a later request with the same beginning, such as the next turn of a chat, starts from them.
+//! Requests are batched as they come (continuous batching), their keys and values live in a paged
+//! cache, and each has its own way to be sampled. One request is a batch of one. A request that
+//! ended leaves its keys and values in the cache until others need the room: a later request with
+//! the same beginning, such as the next turn of a chat, starts from them.
 
 mod buckets;
 mod cache_event;

@@ -14,12 +14,15 @@ use std::path::PathBuf;
 /// A context below which a smaller step or precision is better, if the options leave the context
 /// open.
 pub(super) const DEFAULT_CONTEXT: usize = 4096;
-/// The default tokens of a step at most, on the CPU and emulated, and on a GPU whose memory is short.
+/// The default tokens of a step at most, on the CPU and emulated, and on a GPU whose memory is
+/// short.
 const MAX_TOKENS: usize = 512;
-/// The default tokens of a step at least: a prompt in steps of 128 is computed 30 % slower than in one of 384, in steps
-/// of 64 50 % slower, as each step reads and packs all weights (SmolLM2-135M in f32, 2 cores).
+/// The default tokens of a step at least: a prompt in steps of 128 is computed 30 % slower than in
+/// one of 384, in steps of 64 50 % slower, as each step reads and packs all weights (SmolLM2-135M
+/// in f32, 2 cores).
 const MIN_TOKENS: usize = 128;
-/// Operations that a thread of a CPU computes in about a second, by which the default tokens of a step are chosen.
+/// Operations that a thread of a CPU computes in about a second, by which the default tokens of a
+/// step are chosen.
 const CPU_FLOP_PER_THREAD: f64 = 4e10;
 
 /// How an engine is set up.
@@ -27,7 +30,8 @@ const CPU_FLOP_PER_THREAD: f64 = 4e10;
 pub struct EngineOptions {
     /// Where it runs.
     pub device: Device,
-    /// Devices that share the model: each has its heads, columns of the MLP and tokens of the vocabulary. 1 by default.
+    /// Devices that share the model: each has its heads, columns of the MLP and tokens of the
+    /// vocabulary. 1 by default.
     pub tensor_parallel_size: NonZeroUsize,
     /// What it computes in; [`Engine::precision`](super::Engine::precision) is what was chosen.
     pub precision: PrecisionChoice,
@@ -35,13 +39,15 @@ pub struct EngineOptions {
     pub gemm: Gemm,
     /// Whose kernels add over GPUs that share the model.
     pub collectives: Collectives,
-    /// Type of our kernels' accumulators: f16 only for operands in f16, and not in small-batch kernels (m <= 16).
+    /// Type of our kernels' accumulators: f16 only for operands in f16, and not in small-batch
+    /// kernels (m <= 16).
     pub accumulate: Accumulate,
     /// Target of the kernels, on a GPU or emulated; `None`: the newest that the device can run.
     pub target: Option<Target>,
-    /// Whether a request's logits are the same bits whatever runs beside it, and however its prompt is cut into steps.
-    /// Prompts and decoding then take turns instead of sharing steps, and some kernels are not the fastest ones. In 16
-    /// bits a GPU decodes at most 64 sequences so, and a step of more is an error.
+    /// Whether a request's logits are the same bits whatever runs beside it, and however its prompt
+    /// is cut into steps. Prompts and decoding then take turns instead of sharing steps, and some
+    /// kernels are not the fastest ones. In 16 bits a GPU decodes at most 64 sequences so, and a
+    /// step of more is an error.
     pub batch_invariant: bool,
     /// Which neighbouring operations run as one kernel, where there is one; [`Fusion::ALL`] by
     /// default.
@@ -57,12 +63,12 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Sequences that run at once; more requests wait.
     pub max_seqs: usize,
-    /// Tokens of a step: a longer prompt takes several. `None`: 4096 on a GPU, less if its memory is short; on the CPU
-    /// 128 to 512, about what a second is enough for, by the model's size and the number of threads, so that progress
-    /// shows and a request can be cancelled.
+    /// Tokens of a step: a longer prompt takes several. `None`: 4096 on a GPU, less if its memory
+    /// is short; on the CPU 128 to 512, about what a second is enough for, by the model's size and
+    /// the number of threads, so that progress shows and a request can be cancelled.
     pub max_tokens: Option<usize>,
-    /// Tokens of one prompt in a step while other sequences decode, which wait for the whole step: 256 by default. `None`:
-    /// as many as the step has room for.
+    /// Tokens of one prompt in a step while other sequences decode, which wait for the whole step:
+    /// 256 by default. `None`: as many as the step has room for.
     pub long_prefill_token_threshold: Option<NonZeroUsize>,
     /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts,
     /// or as much of that as the memory has if `context` is `None` too. With less, a sequence may
@@ -102,14 +108,18 @@ impl Default for EngineOptions {
     }
 }
 
+/// Tokens of a step on a GPU of a model that reads texts as a whole: none of them waits for its
+/// next token, and the more there are the better matrix products are.
+const GPU_ENCODER_TOKENS: usize = 16_384;
+
 impl EngineOptions {
     /// The default tokens of a step on a GPU.
     pub const GPU_MAX_TOKENS: usize = 4096;
     /// The default tokens of one prompt in a step while other sequences decode.
     pub const LONG_PREFILL_TOKEN_THRESHOLD: usize = 256;
 
-    /// Whether [`Engine::add_request`](super::Engine::add_request) of an engine with these options would take `request`:
-    /// to know before the weights are loaded.
+    /// Whether [`Engine::add_request`](super::Engine::add_request) of an engine with these options
+    /// would take `request`: to know before the weights are loaded.
     ///
     /// # Errors
     /// [`EngineError::Context`] and those of [`Engine::add_request`](super::Engine::add_request).
@@ -149,17 +159,18 @@ impl EngineOptions {
     }
 
     /// Tokens of a step, of a model with `num_weights` weights.
-    pub(super) fn max_tokens_for(&self, num_weights: usize) -> usize {
+    pub(super) fn max_tokens_for(&self, num_weights: usize, is_causal: bool) -> usize {
         match self.max_tokens {
             Some(max_tokens) => max_tokens,
             None if self.device == Device::Emulated => MAX_TOKENS,
-            None if self.device.runs_kernels() => Self::GPU_MAX_TOKENS,
+            None if self.device.runs_kernels() && is_causal => Self::GPU_MAX_TOKENS,
+            None if self.device.runs_kernels() => GPU_ENCODER_TOKENS,
             None => cpu_tokens(num_weights, rayon::current_num_threads()),
         }
     }
 
-    /// Tokens of the next smaller step than one of `max_tokens`, for which the memory is too short; none if the options
-    /// name the size, or it is small already.
+    /// Tokens of the next smaller step than one of `max_tokens`, for which the memory is too short;
+    /// none if the options name the size, or it is small already.
     pub(super) fn smaller_step(&self, max_tokens: usize) -> Option<usize> {
         (self.max_tokens.is_none() && max_tokens > MAX_TOKENS).then_some(max_tokens / 2)
     }
@@ -175,8 +186,8 @@ impl EngineOptions {
         GpuOptions { gemm, collectives, target, cubin_dir: cubin_dir.clone() }
     }
 
-    /// Pages of the cache, for sequences of `context` positions. Sizes are held in 32 bits, as step inputs are: the
-    /// memory budget counts with no larger ones.
+    /// Pages of the cache, for sequences of `context` positions. Sizes are held in 32 bits, as step
+    /// inputs are: the memory budget counts with no larger ones.
     pub(super) fn num_pages(&self, context: usize) -> Result<usize, EngineError> {
         let positions = match self.cache_positions {
             Some(positions) => positions.max(context),
@@ -238,11 +249,16 @@ mod tests {
             assert_eq!(cpu_tokens(num_weights as usize, num_threads), tokens, "{num_weights}");
         }
         let exact = EngineOptions { max_tokens: Some(7), ..Default::default() };
-        assert_eq!(exact.max_tokens_for(1 << 30), 7);
+        assert_eq!(exact.max_tokens_for(1 << 30, true), 7);
         assert_eq!(exact.smaller_step(4096), None);
-        for (device, tokens) in [(Device::Emulated, 512), (Device::Cuda(0), 4096)] {
+        for (device, is_causal, tokens) in [
+            (Device::Emulated, true, 512),
+            (Device::Emulated, false, 512),
+            (Device::Cuda(0), true, 4096),
+            (Device::Cuda(0), false, 16_384),
+        ] {
             let gpu = EngineOptions { device, ..Default::default() };
-            assert_eq!(gpu.max_tokens_for(1 << 30), tokens);
+            assert_eq!(gpu.max_tokens_for(1 << 30, is_causal), tokens);
         }
     }
 

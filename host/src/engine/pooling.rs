@@ -28,7 +28,8 @@ impl Pooled {
         }
     }
 
-    /// The vector, of length 1; of length 0 if that of the hidden states is. Scores are as they are.
+    /// The vector, of length 1; of length 0 if that of the hidden states is. Scores are as they
+    /// are.
     pub fn embedding(&self) -> Vec<f32> {
         if self.pooling == Pooling::Score {
             return self.sum.iter().map(|&value| value as f32).collect();

@@ -8,8 +8,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub(super) u64);
 
-/// A prompt to continue. [`Model::request`](crate::Model::request) makes one with the model's own sampling values and
-/// stop tokens.
+/// A prompt to continue. [`Model::request`](crate::Model::request) makes one with the model's own
+/// sampling values and stop tokens.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// Token ids; at least one, at most as many as the context has positions.
@@ -18,31 +18,34 @@ pub struct Request {
     pub max_new_tokens: Option<usize>,
     /// How the next token is chosen.
     pub sampling: Sampling,
-    /// Samplers that the host applies in the place of top-k, top-p, min-p and temperature of `sampling`, after its bias
-    /// and its penalties.
+    /// Samplers that the host applies in the place of top-k, top-p, min-p and temperature of
+    /// `sampling`, after its bias and its penalties.
     pub chain: Option<Arc<SamplerChain>>,
-    /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::Model::stop_tokens), or none to continue
-    /// after them.
+    /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::Model::stop_tokens),
+    /// or none to continue after them.
     pub stop_tokens: Vec<u32>,
-    /// Stop tokens are ruled out until so many tokens are generated, unless a constraint allows nothing else.
+    /// Stop tokens are ruled out until so many tokens are generated, unless a constraint allows
+    /// nothing else.
     pub min_tokens: usize,
-    /// Asks for the log-probability of each generated token, and of so many most likely ones beside it.
+    /// Asks for the log-probability of each generated token, and of so many most likely ones beside
+    /// it.
     pub logprobs: Option<usize>,
-    /// With `logprobs`: tokens whose log-probabilities are wanted however unlikely they are, such as the `yes` and the `no`
-    /// of a model that ranks.
+    /// With `logprobs`: tokens whose log-probabilities are wanted however unlikely they are, such
+    /// as the `yes` and the `no` of a model that ranks.
     pub logprobs_of: Vec<u32>,
-    /// As `logprobs`, of all tokens of the prompt but the first. The whole prompt is computed then, as it is for
-    /// [`Pooling::Mean`]: other requests' keys and values are not read.
+    /// As `logprobs`, of all tokens of the prompt but the first. The whole prompt is computed then,
+    /// as it is for [`Pooling::Mean`]: other requests' keys and values are not read.
     pub prompt_logprobs: Option<usize>,
     /// Asks for an embedding of the prompt, instead of tokens that continue it.
     pub pooling: Option<Pooling>,
     /// Where the second of two texts begins, such as the document after a query: its tokens are of
     /// the second type, where an encoder has types.
     pub second_text: Option<usize>,
-    /// A rule for the generated tokens, stop tokens included, such as a [`Grammar`](crate::Grammar).
+    /// A rule for the generated tokens, stop tokens included, such as a
+    /// [`Grammar`](crate::Grammar).
     pub constraint: Option<Arc<dyn Constraint>>,
-    /// Only requests with the same salt share keys and values in the cache: how long a prompt takes tells nothing of
-    /// those with another.
+    /// Only requests with the same salt share keys and values in the cache: how long a prompt takes
+    /// tells nothing of those with another.
     pub cache_salt: Option<String>,
     /// Lower is served first; requests of the same priority in the order in which they come.
     pub priority: i32,
@@ -106,7 +109,8 @@ pub enum EventKind {
         /// Leading tokens of the prompt whose keys and values were still in the cache.
         cached_tokens: usize,
     },
-    /// Log-probabilities of the prompt's next tokens, from its second one on: see [`Request::prompt_logprobs`].
+    /// Log-probabilities of the prompt's next tokens, from its second one on: see
+    /// [`Request::prompt_logprobs`].
     PromptLogprobs(Vec<Logprobs>),
     /// Log-probabilities of the token that is the next event: see [`Request::logprobs`].
     Logprobs(Logprobs),

@@ -1,4 +1,5 @@
-//! The logit rows of a batch: which of them the host needs, and what each sequence makes of its own.
+//! The logit rows of a batch: which of them the host needs, and what each sequence makes of its
+//! own.
 
 use super::scheduler::Entry;
 use super::sequence::{Brought, Sequence};
@@ -29,7 +30,8 @@ impl Engine {
         rows
     }
 
-    /// What the batch brought each of `entries`. Where the host needs logits, it is found out in parallel.
+    /// What the batch brought each of `entries`. Where the host needs logits, it is found out in
+    /// parallel.
     pub(super) fn brought(
         &mut self,
         entries: &[Entry],

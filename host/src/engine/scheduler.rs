@@ -1,5 +1,5 @@
-//! Which sequences share a step: continuous batching, decoding first, long prompts in chunks, urgent requests before
-//! others.
+//! Which sequences share a step: continuous batching, decoding first, long prompts in chunks,
+//! urgent requests before others.
 
 use super::cache_event::Listener;
 use super::pages::{PageAllocator, PageTable};

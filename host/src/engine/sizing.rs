@@ -208,7 +208,7 @@ pub fn attempt<T>(
     let num_weights = model.weight_bytes(&Precision::F32.into())? / size_of::<f32>();
     let mut attempts = Attempts::new(model, options);
     loop {
-        let mut max_tokens = options.max_tokens_for(num_weights);
+        let mut max_tokens = options.max_tokens_for(num_weights, model.config().is_causal);
         if attempts.is_short {
             max_tokens = options.smallest_step(max_tokens);
         }

@@ -11,8 +11,9 @@
 //! and the 1 that some families add to the weights of norms in these.
 //!
 //! The plan of a [`Rank`](crate::plan::Rank) is what one device of several computes: heads, columns
-//! of the MLP and logits are divided ([`Shares`]); the embedding table is whole on each. What a rank
-//! has of a sum over heads or columns goes through an [`Op::AllReduce`], in the type of the operands.
+//! of the MLP and logits are divided ([`Shares`]); the embedding table is whole on each. What a
+//! rank has of a sum over heads or columns goes through an [`Op::AllReduce`], in the type of the
+//! operands.
 //!
 //! A [`Precision`] says what is stored in 16 bits: what linear layers and attention read. The
 //! residual stream, which grows from layer to layer, is in f32 and added to in f32

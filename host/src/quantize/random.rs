@@ -1,8 +1,9 @@
-//! Checkpoints of random weights in the shapes of a configuration, to measure speed and memory where the real ones are not.
+//! Checkpoints of random weights in the shapes of a configuration, to measure speed and memory
+//! where the real ones are not.
 //!
-//! Matrices and biases are normal with standard deviation 0.02 (transformers' `initializer_range`), norms are 1, rates of a
-//! decay -1; the same on every machine. Tensors are made of random runs of one pool of values: nothing else is encoded, so that gigabytes take
-//! seconds.
+//! Matrices and biases are normal with standard deviation 0.02 (transformers' `initializer_range`),
+//! norms are 1, rates of a decay -1; the same on every machine. Tensors are made of random runs of
+//! one pool of values: nothing else is encoded, so that gigabytes take seconds.
 
 use std::io::Write;
 
@@ -25,7 +26,8 @@ const RUN_ELEMS: usize = 256;
 /// Runs of one parallel task.
 const TASK_RUNS: usize = 1 << 12;
 
-/// The tensors of a model of `config`: of a GGUF file with the types of `mix`, or of a Hugging Face checkpoint in f16.
+/// The tensors of a model of `config`: of a GGUF file with the types of `mix`, or of a Hugging Face
+/// checkpoint in f16.
 pub fn random_tensors(config: &Config, mix: Option<Mix>) -> Vec<TensorDescription> {
     let names = match mix {
         Some(_) => Names::gguf(config.family),
@@ -45,8 +47,8 @@ pub fn random_tensors(config: &Config, mix: Option<Mix>) -> Vec<TensorDescriptio
     tensors.into_iter().zip(dtypes).map(describe).collect()
 }
 
-/// Writes the [tensors](random_tensors) with random values to `out`: a GGUF file called `name` with the types of `mix`, or
-/// a safetensors file.
+/// Writes the [tensors](random_tensors) with random values to `out`: a GGUF file called `name` with
+/// the types of `mix`, or a safetensors file.
 ///
 /// # Errors
 /// [`QuantizeError::NoKey`] for a model that GGUF cannot describe, [`QuantizeError::Write`] if `out` fails.

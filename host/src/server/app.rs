@@ -163,8 +163,8 @@ impl App {
         Ok(tokenizer.encode_at_most(&text[..end], add_special, max)?)
     }
 
-    /// A text that is longer than a context of the longest tokens is not encoded: it would take seconds and 250 times its
-    /// size.
+    /// A text that is longer than a context of the longest tokens is not encoded: it would take
+    /// seconds and 250 times its size.
     pub fn check_length(&self, prompt: &str) -> Result<(), ApiError> {
         let max = self.max_prompt_bytes()?;
         if prompt.len() > max {

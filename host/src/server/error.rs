@@ -1,4 +1,5 @@
-//! What a client is told when a request fails: OpenAI's error object, on the paths of Anthropic's and Ollama's APIs theirs.
+//! What a client is told when a request fails: OpenAI's error object, on the paths of Anthropic's
+//! and Ollama's APIs theirs.
 
 use crate::engine::{EngineError, SamplingError};
 use crate::text::TextError;

@@ -1,8 +1,8 @@
 //! The bodies of requests: what all have in common here, what is an endpoint's own in its module.
 //!
-//! Source: <https://platform.openai.com/docs/api-reference>; `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
-//! `ignore_eos`, `min_tokens`, `add_special_tokens`, `add_generation_prompt`, `return_token_ids`, `cache_salt` and
-//! `priority` are vLLM's.
+//! Source: <https://platform.openai.com/docs/api-reference>; `top_k`, `min_p`,
+//! `repetition_penalty`, `stop_token_ids`, `ignore_eos`, `min_tokens`, `add_special_tokens`,
+//! `add_generation_prompt`, `return_token_ids`, `cache_salt` and `priority` are vLLM's.
 
 mod chat;
 mod completion;
@@ -255,7 +255,8 @@ fn take_cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     }
 }
 
-/// OpenAI's object of ids and biases, or llama.cpp's list of pairs, in which `false` rules a token out.
+/// OpenAI's object of ids and biases, or llama.cpp's list of pairs, in which `false` rules a token
+/// out.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum LogitBias {
@@ -311,7 +312,8 @@ fn take_logit_bias(fields: &mut Fields, model: &Model) -> Result<Vec<(u32, f32)>
     }
 }
 
-/// The limit of new tokens. llama.cpp's and Ollama's -1 and -2 (as many as the context takes) are none.
+/// The limit of new tokens. llama.cpp's and Ollama's -1 and -2 (as many as the context takes) are
+/// none.
 fn take_max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let mut limit = None;
     for name in ["max_tokens", "max_completion_tokens"] {

@@ -1,7 +1,7 @@
 //! `/v1/rerank` and `/v1/score`: how well documents fit a query.
 //!
-//! A model that is trained to rank has a classifier, which reads both as one, or says `yes` or `no`; another one embeds
-//! both, and the cosine of the two vectors counts.
+//! A model that is trained to rank has a classifier, which reads both as one, or says `yes` or
+//! `no`; another one embeds both, and the cosine of the two vectors counts.
 
 mod judge;
 
@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 /// Whose shape a ranking has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
-    /// Jina's, vLLM's and that of Cohere's first version: with the documents, unless they are not wanted.
+    /// Jina's, vLLM's and that of Cohere's first version: with the documents, unless they are not
+    /// wanted.
     One,
     /// That of Cohere's second version: without them.
     Two,
@@ -135,8 +136,8 @@ fn check_classifier(app: &App, options: &RankOptions) -> Result<(), ApiError> {
     }
 }
 
-/// The tokens of a query and a document as one text, of at most `max` tokens, and where the document
-/// begins. What is longer loses tokens first.
+/// The tokens of a query and a document as one text, of at most `max` tokens, and where the
+/// document begins. What is longer loses tokens first.
 fn pair(
     app: &App,
     query: &str,

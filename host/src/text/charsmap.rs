@@ -1,4 +1,5 @@
-//! `Precompiled` normalizers: SentencePiece's table of replacements, as `sentencepiece` compiles it.
+//! `Precompiled` normalizers: SentencePiece's table of replacements, as `sentencepiece` compiles
+//! it.
 //!
 //! The length of a double-array trie, the trie, then the replacements, each ended by a zero. The
 //! library follows it without a look at its bounds; so all that can be reached is walked here.

@@ -61,8 +61,8 @@ impl Tokenizer {
         Ok(if add_special { self.with_added_around(ids) } else { ids })
     }
 
-    /// As [`Tokenizer::encode`], but at most `max` ids: the text's last ones are left out, not those
-    /// that are added.
+    /// As [`Tokenizer::encode`], but at most `max` ids: the text's last ones are left out, not
+    /// those that are added.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].

@@ -54,8 +54,8 @@ impl Located {
 
 impl Checkpoint {
     /// Opens a Hugging Face directory (`config.json` with `model.safetensors` or
-    /// `model.safetensors.index.json` and its shards) or a GGUF file, with all others that the model
-    /// is split over, and checks every header against its file. No weight is read yet.
+    /// `model.safetensors.index.json` and its shards) or a GGUF file, with all others that the
+    /// model is split over, and checks every header against its file. No weight is read yet.
     ///
     /// The files stay mapped: they must not be rewritten in place or cut while the checkpoint lives
     /// (replacing one by a new file is fine).

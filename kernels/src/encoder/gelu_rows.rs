@@ -22,10 +22,11 @@ const NUM_THREADS: u32 = 128;
 fn gelu(x: f32) -> f32 {
     let z = x.abs() * FRAC_1_SQRT_2;
     let t = math::rcp_approx(math::fma(0.327_591_1, z, 1.0));
+    const COEFFICIENTS: [f32; 4] = [-1.453_152, 1.421_413_8, -0.284_496_74, 0.254_829_6];
     let mut polynomial = 1.061_405_4;
-    for coefficient in [-1.453_152, 1.421_413_8, -0.284_496_74, 0.254_829_6] {
-        polynomial = math::fma(polynomial, t, coefficient);
-    }
+    unroll!(i in 0..4, {
+        polynomial = math::fma(polynomial, t, COEFFICIENTS[i]);
+    });
     // erfc(z) / 2, the share of the smaller tail.
     let tail = 0.5 * polynomial * t * math::exp2_approx(-z * z * LOG2_E);
     x * if x < 0.0 { tail } else { 1.0 - tail }
@@ -72,9 +73,9 @@ pub unsafe fn gelu_rows<E: Number>(
         if !up.is_null() {
             ups = columns.load(up.cast::<E>().add(start(up_stride)));
         }
-        for i in 0..VEC_ELEMS as usize {
+        unroll!(i in 0..8, {
             values[i] = (gelu(values[i]) * ups[i]).clamp(-E::CLAMP, E::CLAMP);
-        }
+        });
         columns.store(out.cast::<E>().add(start(out_stride)), values);
     }
 }

@@ -71,9 +71,10 @@ pub unsafe fn layer_norm<Y: Number>(
         let mut sum = 0.0;
         let mut segment = 0;
         while segment < num_segments {
-            for value in columns(segment).load(x.as_global()) {
-                sum += value;
-            }
+            let values = columns(segment).load(x.as_global());
+            unroll!(i in 0..8, {
+                sum += values[i];
+            });
             segment += 1;
         }
         let mean = warp::reduce_add(sum) * reciprocal;
@@ -82,12 +83,12 @@ pub unsafe fn layer_norm<Y: Number>(
         segment = 0;
         while segment < num_segments {
             let values = columns(segment).load(x.as_global());
-            for i in 0..VEC_ELEMS as usize {
+            unroll!(i in 0..8, {
                 // Columns past the end were loaded as zeros.
                 let is_inside = first(segment) + (i as u32) < width;
                 let difference = if is_inside { values[i] - mean } else { 0.0 };
                 square_sum = math::fma(difference, difference, square_sum);
-            }
+            });
             segment += 1;
         }
         let variance = warp::reduce_add(square_sum) * reciprocal;
@@ -97,14 +98,14 @@ pub unsafe fn layer_norm<Y: Number>(
         while segment < num_segments {
             let mut values = columns(segment).load(x.as_global());
             let weights = columns(segment).load(weight);
-            for i in 0..VEC_ELEMS as usize {
+            unroll!(i in 0..8, {
                 values[i] = (values[i] - mean) * scale * weights[i];
-            }
+            });
             if !bias.is_null() {
                 let biases = columns(segment).load(bias);
-                for i in 0..VEC_ELEMS as usize {
+                unroll!(i in 0..8, {
                     values[i] += biases[i];
-                }
+                });
             }
             columns(segment).store(out, values);
             if keeps != 0 {

@@ -60,27 +60,29 @@ pub unsafe fn mean_rows_f32(
         let mut token = first + warp::warp_idx();
         while token < end {
             let values = columns.load(x.add(token as usize * x_stride as usize));
-            for i in 0..VEC_ELEMS as usize {
+            unroll!(i in 0..8, {
                 sums[i] += values[i];
-            }
+            });
             token += NUM_WARPS;
         }
         let own = warp::lane_id() * VEC_ELEMS;
-        for i in 0..VEC_ELEMS as usize {
+        unroll!(i in 0..8, {
             partials.set(warp::warp_idx() * BLOCK_COLUMNS + own + i as u32, sums[i]);
-        }
+        });
         thread::sync_threads();
         if warp::warp_idx() == 0 {
             let mut means = [0.0; VEC_ELEMS as usize];
-            for i in 0..VEC_ELEMS as usize {
-                let mut sum = 0.0;
-                let mut warp_idx = 0;
-                while warp_idx < NUM_WARPS {
-                    sum += partials.get(warp_idx * BLOCK_COLUMNS + own + i as u32);
-                    warp_idx += 1;
-                }
-                means[i] = sum / (end - first) as f32;
+            let mut warp_idx = 0;
+            while warp_idx < NUM_WARPS {
+                unroll!(i in 0..8, {
+                    means[i] += partials.get(warp_idx * BLOCK_COLUMNS + own + i as u32);
+                });
+                warp_idx += 1;
             }
+            let count = (end - first) as f32;
+            unroll!(i in 0..8, {
+                means[i] /= count;
+            });
             columns.store(out.add(row as usize * out_stride as usize), means);
         }
     }

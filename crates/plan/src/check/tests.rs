@@ -420,8 +420,8 @@ fn rejects_fused_operations_that_do_not_fit() {
     reject(|| Decoder::SMALL.plan(4, 1).fused(|_| true), faults);
 }
 
-/// Routing of 8 experts of 4 columns each over `x` of 8, then their linear layer. Weights: 0 its matrix,
-/// 1 its bias, 2 the bias of the scores. The operations after the embedding are 1 and 2.
+/// Routing of 8 experts of 4 columns each over `x` of 8, then their linear layer. Weights: 0 its
+/// matrix, 1 its bias, 2 the bias of the scores. The operations after the embedding are 1 and 2.
 fn routed() -> Plan {
     let mut b = PlanBuilder::new();
     let kv = KvLayout { layers: Vec::new(), ..plan().kv };
@@ -487,7 +487,8 @@ fn rejects_experts_that_do_not_fit() {
     reject(routed, faults);
 }
 
-/// Learned positions, a norm that is kept, a gated GELU, a mean. Weights: 0 and 1 those of the norm.
+/// Learned positions, a norm that is kept, a gated GELU, a mean. Weights: 0 and 1 those of the
+/// norm.
 fn encoder() -> Plan {
     let mut b = PlanBuilder::new();
     let kv = KvLayout { layers: Vec::new(), ..plan().kv };

@@ -1,8 +1,9 @@
 //! The CPU executor: every operation in f32, on rayon's threads.
 //!
-//! The reference for the GPU executors, and what runs without a GPU. Decoding is bound by reading the weights; a prompt
-//! is a matrix product. 16-bit tensors of the plan have 16 bits here too: they are converted to f32 when they are read,
-//! and rounded to nearest even when they are written, as in the GPU's kernels.
+//! The reference for the GPU executors, and what runs without a GPU. Decoding is bound by reading
+//! the weights; a prompt is a matrix product. 16-bit tensors of the plan have 16 bits here too:
+//! they are converted to f32 when they are read, and rounded to nearest even when they are written,
+//! as in the GPU's kernels.
 
 mod collective;
 mod encoder;

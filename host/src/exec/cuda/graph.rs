@@ -75,7 +75,8 @@ impl Graph {
     /// 1. Each function is that of its launch, and its module outlives the graph.
     /// 2. Every address among the arguments is of memory of the device, or pinned, that outlives
     ///    the graph, as do handles of cuBLAS and communicators.
-    /// 3. With sums over ranks, all of these capture graphs of the same ones, in threads of their own.
+    /// 3. With sums over ranks, all of these capture graphs of the same ones, in threads of their
+    ///    own.
     pub unsafe fn capture(
         stream: &Stream,
         nodes: &[Node<'_>],
@@ -83,8 +84,8 @@ impl Graph {
     ) -> Result<Self, ExecError> {
         let has_gemm = nodes.iter().any(|node| matches!(node, Node::Gemm(..)));
         let _setup = has_gemm.then(cublas::setup);
-        // What libraries set up with a first call cannot be captured: before CUDA 12.3 the kernels of cuBLAS, and NCCL's
-        // connections, by the size of the sum. Results are not read.
+        // What libraries set up with a first call cannot be captured: before CUDA 12.3 the kernels
+        // of cuBLAS, and NCCL's connections, by the size of the sum. Results are not read.
         let mut sums = HashSet::new();
         let is_first = |node: &&Node<'_>| match node {
             Node::Launch(..) => false,
@@ -218,7 +219,7 @@ mod tests {
             // SAFETY: a pointer is there.
             unsafe { pointers[index].cast::<u64>().read_unaligned() }
         };
-        assert_eq!(pointers.len(), 10);
+        assert_eq!(pointers.len(), 11);
         assert_eq!((long(0), word(1), word(2)), (16, 3, 192));
         assert_eq!(f32::from_bits(word(3)), 1e-5);
         assert_eq!((long(4), word(5), long(6), long(7), word(8)), (1 << 40, 576, 3 << 32, 5, 576));

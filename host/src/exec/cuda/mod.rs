@@ -113,7 +113,8 @@ impl CudaExecutor {
         Self::open_rank(ordinal, options.gemm.into(), options, plan, weights)
     }
 
-    /// As [`CudaExecutor::open`], as a rank of the world of `plan`: its communicator is still to come.
+    /// As [`CudaExecutor::open`], as a rank of the world of `plan`: its communicator is still to
+    /// come.
     fn open_rank(
         ordinal: usize,
         libraries: Libraries,
@@ -246,8 +247,8 @@ impl CudaExecutor {
         Ok(self.prepared.push(CudaPlan { plan, tasks, step_buffer, arena_layout, graph }))
     }
 
-    /// Starts a step. [`CudaExecutor::finish`] has to come, whatever this returns: until then the device may use the
-    /// executor's buffers.
+    /// Starts a step. [`CudaExecutor::finish`] has to come, whatever this returns: until then the
+    /// device may use the executor's buffers.
     fn start(
         &mut self,
         plan: PreparedPlan,
@@ -300,15 +301,17 @@ impl CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// How long a stream is waited for: with NCCL not for ever, as it waits for another rank that long. Kernels of ours
-    /// have a limit of their own.
+    /// How long a stream is waited for: with NCCL not for ever, as it waits for another rank that
+    /// long. Kernels of ours have a limit of their own.
     fn limit(&self) -> Option<Duration> {
         self.communicator.as_ref().map(|_| collectives::LIMIT)
     }
 
-    /// Waits for the stream, and destroys the graphs. No plan is prepared any more, and the communicator is let go.
+    /// Waits for the stream, and destroys the graphs. No plan is prepared any more, and the
+    /// communicator is let go.
     fn end_graphs(&mut self) {
-        // What follows is freed in this thread; where this fails, so does freeing, and the process ends with it.
+        // What follows is freed in this thread; where this fails, so does freeing, and the process
+        // ends with it.
         let _ = make_current(self.context);
         let _ = self.stream.synchronize();
         self.prepared.clear();
@@ -346,8 +349,8 @@ impl Executor for CudaExecutor {
     }
 
     /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the
-    /// wait; each run of rows of logits is copied in another. Memory is page-locked for more than a row of them
-    /// alone.
+    /// wait; each run of rows of logits is copied in another. Memory is page-locked for more than a
+    /// row of them alone.
     fn run_while(
         &mut self,
         plan: PreparedPlan,

@@ -327,8 +327,8 @@ pub(super) fn size(
     }
 }
 
-/// Whether a token sees no later one: all of a family are decoders but EmbeddingGemma, which has the
-/// name of Gemma 3.
+/// Whether a token sees no later one: all of a family are decoders but EmbeddingGemma, which has
+/// the name of Gemma 3.
 fn is_causal(fields: &Fields, family: Family) -> Result<bool, ConfigError> {
     const FIELD: &str = "use_bidirectional_attention";
     if family == Family::Gemma4 {

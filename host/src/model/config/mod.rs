@@ -131,9 +131,15 @@ impl Family {
     /// [`ConfigError::UnknownFamily`].
     pub fn from_name(name: &str) -> Result<Self, ConfigError> {
         let known = Self::ALL.iter().find(|(known, _)| *known == name);
-        known.map(|(_, family)| *family).ok_or_else(|| ConfigError::UnknownFamily {
-            found: shown(name),
-            known: Self::ALL.map(|(known, _)| known).join(", "),
+        known.map(|(_, family)| *family).ok_or_else(|| {
+            // A family that has several names by the first of them.
+            let is_first = |index: &usize| {
+                let (_, family) = Self::ALL[*index];
+                Self::ALL[..*index].iter().all(|(_, before)| *before != family)
+            };
+            let known: Vec<&str> =
+                (0..Self::ALL.len()).filter(is_first).map(|index| Self::ALL[index].0).collect();
+            ConfigError::UnknownFamily { found: shown(name), known: known.join(", ") }
         })
     }
 }

@@ -1,4 +1,5 @@
-//! Layers of Gated DeltaNet: one projection of all inputs, a convolution, the delta rule, a gated norm.
+//! Layers of Gated DeltaNet: one projection of all inputs, a convolution, the delta rule, a gated
+//! norm.
 
 use super::weights::{part, rows_of, with_suffix};
 use super::{Branch, Planner};

@@ -231,8 +231,8 @@ impl Planner<'_> {
         stems.iter().map(|stem| self.names.in_layer(layer, stem)).collect()
     }
 
-    /// The matrices of experts, as the numerics say; in E4M3 if none shares a scale with another, and
-    /// what is stored can be read so.
+    /// The matrices of experts, as the numerics say; in E4M3 if none shares a scale with another,
+    /// and what is stored can be read so.
     fn expert_matrix(
         &mut self,
         label: &str,

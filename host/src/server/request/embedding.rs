@@ -1,4 +1,5 @@
-//! The body of `/v1/embeddings`. `add_special_tokens`, `cache_salt` and `priority` are vLLM's, `pooling` is our own.
+//! The body of `/v1/embeddings`. `add_special_tokens`, `cache_salt` and `priority` are vLLM's,
+//! `pooling` is our own.
 
 use super::options::IGNORED;
 use super::truncate::Truncate;

@@ -1,7 +1,8 @@
 //! The bodies of `/v1/rerank` and `/v1/score`.
 //!
 //! Source: <https://docs.cohere.com/reference/rerank>, <https://jina.ai/reranker>,
-//! <https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html>; `instruction` is what Qwen3-Reranker takes.
+//! <https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html>; `instruction` is what
+//! Qwen3-Reranker takes.
 
 use super::options::IGNORED;
 use super::take_cache_salt;

@@ -1,4 +1,5 @@
-//! How a decoder that is trained to rank is asked: Qwen3-Reranker's prompt, whose answer is `yes` or `no`.
+//! How a decoder that is trained to rank is asked: Qwen3-Reranker's prompt, whose answer is `yes`
+//! or `no`.
 //!
 //! Source: <https://huggingface.co/Qwen/Qwen3-Reranker-0.6B>, arXiv:2506.05176.
 
@@ -23,8 +24,8 @@ pub(in crate::server) struct Judge {
 }
 
 impl Judge {
-    /// `None` for a model that is not trained for it: nothing in its weights says so, but its name, its chat template or the
-    /// kind of pooling in a GGUF file does.
+    /// `None` for a model that is not trained for it: nothing in its weights says so, but its name,
+    /// its chat template or the kind of pooling in a GGUF file does.
     pub fn of(app: &App) -> Result<Option<&Self>, ApiError> {
         let text = app.text()?;
         let judge =

@@ -80,8 +80,8 @@ pub(super) fn unigram(metadata: &Metadata) -> Result<Tokenizer, TextError> {
     with_separators(metadata, tokenizer, Spelling::Metaspace { strip_leading_spaces: adds })
 }
 
-/// A text is between the first token, `bos`, and the separator or the last token; a second one comes
-/// after the last of the first, in Unigram after two.
+/// A text is between the first token, `bos`, and the separator or the last token; a second one
+/// comes after the last of the first, in Unigram after two.
 fn with_separators(
     metadata: &Metadata,
     tokenizer: tokenizers::Tokenizer,

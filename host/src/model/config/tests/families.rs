@@ -186,7 +186,7 @@ fn ministral3_scales_queries() {
     let open = read(&nested(without(real!("ministral-3-8b"), "tie_word_embeddings")));
     assert!(open.tie_word_embeddings, "the default of the whole model");
     assert_error(&json!({"model_type": "mistral3", "text_config": 3}), "an object is needed");
-    assert_error(&nested(json!({"model_type": "bert"})), "unknown model family `bert`");
+    assert_error(&nested(json!({"model_type": "mamba"})), "unknown model family `mamba`");
     let unscaled = without(real!("ministral-3-8b"), "rope_parameters");
     assert_error(&unscaled, "no `rope_parameters`");
 
