@@ -198,28 +198,29 @@ fn a_fused_plan_gives_the_same_bits() {
                 let of_delta = usize::from(layer.is_delta);
                 // Of attention: its norm, and its residual.
                 let of_norms = match norms {
-                    NormPlacement::Before => 2,
-                    NormPlacement::Around => 1,
-                    NormPlacement::After => 0,
+                    NormPlacement::Before | NormPlacement::Around => 2,
+                    NormPlacement::After => 1,
                 };
                 // The gate; the norm and the router, and the residual.
                 let of_experts = if norms == NormPlacement::Before { 2 + 2 + 1 } else { 2 };
                 let of_mlp = match layer.has_experts {
                     false => 1 + of_norms,
-                    true if experts.is_some_and(|experts| experts.shared_gate) => of_experts + 1,
                     true if shared.is_some() => of_experts + 1 + 1,
                     true => of_experts,
                 };
-                // Its own gate and norm, and the norm of the router, which is not the experts'.
+                // Its own gate and norm, the norm of the router, which is not the experts', and two
+                // that are added.
                 let of_beside = match experts.is_some_and(|experts| experts.beside_mlp) {
-                    true => 1 + 1 + 1,
+                    true => 1 + 1 + 1 + 2,
                     false => 0,
                 };
-                // The gate of a layer's input and its projection.
-                let of_input = usize::from(per_layer_inputs.is_some());
+                // The gate of a layer's input and its projection, and the norm that is added.
+                let of_input = if per_layer_inputs.is_some() { 2 } else { 0 };
                 of_rope + of_delta + of_norms + of_mlp + of_beside + of_input
             };
-            let expected: usize = layers.iter().map(of_layer).sum();
+            // The norm of what all layers' inputs are projected from is added too.
+            let of_inputs = usize::from(per_layer_inputs.is_some());
+            let expected = of_inputs + layers.iter().map(of_layer).sum::<usize>();
             let fewer = plan.ops.len() - fused.ops.len();
             let what = "the gate; two norms and two residuals; QK-norm, RoPE and append; of experts theirs and the shared one's";
             assert_eq!(fewer, expected, "{}: {what}", path.display());
