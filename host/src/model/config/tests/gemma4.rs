@@ -146,7 +146,7 @@ fn gguf_has_sizes_of_each_layer() {
         ("rope.dimension_count", Gguf::U32(64)),
     ];
     let with = |key: &str, value: Gguf| {
-        let more: Vec<_> = keys.iter().cloned().filter(|(known, _)| *known != key).collect();
+        let more: Vec<_> = keys.iter().filter(|(known, _)| *known != key).cloned().collect();
         gguf_with("gemma4", &[&more[..], &[(key, value)]].concat())
     };
     let tensors: [(&'static str, &[usize]); 1] = [("blk.1.attn_v.weight", &[192, 576])];
