@@ -193,8 +193,8 @@ fn a_gguf_file_is_quantised_again() {
 }
 
 /// What llama-quantize made of golden models: every byte of their matrices, and what it recorded.
-/// Of mixtures of experts also from safetensors, where each expert's matrices are tensors of their
-/// own.
+/// Files of mixtures of experts are also from safetensors, where each expert's matrices are tensors
+/// of their own.
 #[test]
 fn a_file_has_the_tensors_of_llama_quantizes() {
     let fixtures = format!("{}/../tests/fixtures", env!("CARGO_MANIFEST_DIR"));

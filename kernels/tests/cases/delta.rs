@@ -18,7 +18,7 @@ type Steps = [&'static [(usize, usize)]];
 /// the slot of one that has ended.
 const STEPS: &Steps =
     &[&[(0, 5)], &[(1, 2), (0, 1)], &[(0, 1), (1, 1)], &[(1, 4)], &[(2, 7), (1, 3)], &[(2, 1)]];
-/// Likewise of many tokens: more than a chunk, a chunk and no whole ones beside a token, as few as
+/// Steps of many tokens: more than a chunk, a chunk and no whole ones beside a token, as few as
 /// go by chunks and one less.
 const LONG_STEPS: &Steps = &[
     &[(0, 70)],
