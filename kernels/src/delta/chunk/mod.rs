@@ -8,7 +8,7 @@
 //! - `out = e^G (q S) + P D`, where `P[i, j] = (q[i] . k[j]) e^(G[i] - G[j])` up to the diagonal;
 //! - `S' = e^(G of the last) S + k^T (e^(G of the last - G) D)`.
 //!
-//! [`prepare`](prepare) makes `T` and `P` of all chunks at once, [`scan`](scan) goes through them
+//! [`prepare`] makes `T` and `P` of all chunks at once, [`scan`] goes through them
 //! in order. Chunks begin at the first token of a sequence in the step.
 //!
 //! Source    arXiv:2412.06464, section 3.3.
