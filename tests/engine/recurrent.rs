@@ -26,7 +26,11 @@ fn prompt(rng: &mut ChaCha8Rng, len: usize) -> Vec<u32> {
 fn random_request(rng: &mut ChaCha8Rng) -> Request {
     let len =
         if rng.random_bool(0.3) { rng.random_range(60..140) } else { rng.random_range(1..20) };
-    let prompt = prompt(rng, len);
+    // Many begin alike.
+    let mut prompt = prompt(rng, len);
+    let num_common = [0, 60, 70, 130][rng.random_range(0..4)];
+    prompt.splice(0..0, (0..num_common).map(|at| 3 + at % 100));
+    prompt.truncate(160);
     greedy(prompt, rng.random_range(1..30))
 }
 
@@ -66,18 +70,49 @@ fn any_interleaving_gives_each_request_what_it_gets_alone() {
     assert!(num_preemptions > 0, "no cache was short");
 }
 
-/// What came before a page is in a state that nobody has kept.
+/// The answer of an engine that has seen nothing before.
+fn fresh(request: &Request) -> Vec<u32> {
+    run(&mut engine(options()), request.clone()).tokens
+}
+
+/// A turn computes what is new, and a page of the one before at most.
 #[test]
-fn no_request_begins_with_the_pages_of_another() {
+fn a_turn_of_a_conversation_begins_with_the_state_of_the_turn_before() {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let request = greedy(prompt(&mut rng, 2 * PAGE_SIZE + 5), 8);
+    for max_tokens in [None, Some(24), Some(100)] {
+        let mut engine = engine(EngineOptions { max_seqs: 2, max_tokens, ..options() });
+        let mut text = prompt(&mut rng, 150);
+        let mut cached = Vec::new();
+        for num_new in [70, 5, 0, 200] {
+            let request = greedy(text.clone(), 40);
+            let got = run(&mut engine, request.clone());
+            assert_eq!(got.tokens, fresh(&request), "{max_tokens:?}: {cached:?}");
+            cached.push(got.cached_tokens);
+            text.extend(got.tokens);
+            text.extend(prompt(&mut rng, num_new));
+        }
+        // The last page of 189, 299, 344 and 384 tokens.
+        assert_eq!(cached, [0, 128, 256, 320], "{max_tokens:?}");
+    }
+}
+
+/// The second request that begins so finds pages without a state, and leaves one there.
+#[test]
+fn what_others_begin_with_is_computed_twice() {
+    let mut rng = ChaCha8Rng::seed_from_u64(2);
+    let common = prompt(&mut rng, 2 * PAGE_SIZE + 5);
     let mut engine = engine(options());
     let (sender, events) = mpsc::channel();
     engine.on_cache_event(move |event| sender.send(event).unwrap());
-    let [first, second] = [(), ()].map(|()| run(&mut engine, request.clone()));
-    assert_eq!((first.cached_tokens, second.cached_tokens), (0, 0));
-    assert_eq!(first.tokens, second.tokens);
-    assert_eq!(events.try_iter().count(), 0, "nobody can find a page");
+    let mut cached = Vec::new();
+    for _ in 0..4 {
+        let request = greedy([common.clone(), prompt(&mut rng, 150)].concat(), 8);
+        let got = run(&mut engine, request.clone());
+        assert_eq!(got.tokens, fresh(&request));
+        cached.push(got.cached_tokens);
+    }
+    assert_eq!(cached, [0, 0, 2 * PAGE_SIZE, 2 * PAGE_SIZE]);
+    assert_eq!(events.try_iter().count(), 0, "pages alone are of no use to a router");
 }
 
 /// The logits of a text take a state while requests have others.
@@ -114,7 +149,7 @@ fn several_devices_are_refused() {
     assert_eq!(message, wanted);
 }
 
-/// Each sequence that may run has a state, whatever the cache's pages are.
+/// Each sequence that may run has a state, and some are kept, whatever the cache's pages are.
 #[test]
 fn the_budget_counts_a_state_for_each_sequence() {
     let bytes = |max_seqs: usize, context: usize| {
@@ -128,7 +163,7 @@ fn the_budget_counts_a_state_for_each_sequence() {
     let of_sequence = 4 * (4 * 32 * 32 + 3 * 256);
     // A layer with keys and values of two heads of 32.
     let of_position = 2 * 4 * 2 * 32;
-    assert_eq!(bytes(1, 128), (of_sequence, 128 * of_position));
-    assert_eq!(bytes(3, 128), (3 * of_sequence, 3 * 128 * of_position));
-    assert_eq!(bytes(3, 256), (3 * of_sequence, 3 * 256 * of_position));
+    assert_eq!(bytes(1, 128), (3 * of_sequence, 128 * of_position));
+    assert_eq!(bytes(3, 128), (6 * of_sequence, 3 * 128 * of_position));
+    assert_eq!(bytes(3, 256), (6 * of_sequence, 3 * 256 * of_position));
 }

@@ -44,7 +44,7 @@ pub fn tests() -> Vec<Test> {
 fn states() -> StateLayout {
     StateLayout {
         num_layers: 1,
-        num_slots: 2,
+        num_slots: 4,
         conv_channels: CHANNELS,
         conv_len: 3,
         num_heads: NUM_HEADS,
@@ -69,19 +69,21 @@ fn bounds() -> [Bounds; 2] {
 /// The steps, of which every row is wanted.
 fn steps(expected: &[Approx], width: usize) -> Vec<Step> {
     let mut lens = [0; 2];
-    let step = |&(new, plan): &([usize; 2], usize)| {
+    let step = |(number, &(new, plan)): (usize, &([usize; 2], usize))| {
         let (mut inputs, mut wanted) = (StepInputs::new(), Vec::new());
         for seq in (0..2).filter(|&seq| new[seq] > 0) {
             let first = LENS[0] * seq + lens[seq];
             let tokens: Vec<u32> = (first + 1..=first + new[seq]).map(|id| id as u32).collect();
             inputs.push_sequence(&tokens, lens[seq], &[seq as u32], 0..new[seq]);
-            *inputs.state_slots.last_mut().unwrap() = 1 - seq as u32;
+            // A state that goes on in another slot is read from the one before.
+            let slot = |step: usize| (1 - seq + step % 2 * 2) as u32;
+            *inputs.state_slots.last_mut().unwrap() = [slot(number.max(1) - 1), slot(number)];
             wanted.extend_from_slice(&expected[first * width..][..new[seq] * width]);
             lens[seq] += new[seq];
         }
         Step { plan, inputs, expected: wanted }
     };
-    STEPS.iter().map(step).collect()
+    STEPS.iter().enumerate().map(step).collect()
 }
 
 /// Checks what `build` adds, whose output has `width` columns.

@@ -24,6 +24,8 @@ struct Layer {
 /// A sequence of a step.
 #[derive(Clone, Copy)]
 struct Seq {
+    /// Slots that its state is read from and written to.
+    from: usize,
     slot: usize,
     /// The first row, and how many there are.
     first: usize,
@@ -124,8 +126,13 @@ impl States {
         let StateLayout { num_heads, v_dim, .. } = self.layout;
         let [_, slot_elems] = self.layout.slot_elems();
         let seqs = seqs(inputs);
+        let states = &mut self.layers[op.layer].delta;
+        for seq in seqs.iter().filter(|seq| seq.from != seq.slot && !seq.is_new) {
+            let from = seq.from * slot_elems;
+            states.copy_within(from..from + slot_elems, seq.slot * slot_elems);
+        }
         let mut heads = Vec::new();
-        for (slot, state) in self.layers[op.layer].delta.chunks_exact_mut(slot_elems).enumerate() {
+        for (slot, state) in states.chunks_exact_mut(slot_elems).enumerate() {
             if let Some(seq) = seqs.iter().find(|seq| seq.slot == slot) {
                 let of_heads = state.chunks_exact_mut(slot_elems / num_heads).enumerate();
                 heads.extend(of_heads.map(|(head, state)| (*seq, head, state)));
@@ -152,9 +159,9 @@ impl States {
 /// The sequences of a step.
 fn seqs(inputs: &StepInputs) -> Vec<Seq> {
     let ends = inputs.cu_seqlens_q.windows(2).map(|ends| (ends[0] as usize, ends[1] as usize));
-    let seq = |((first, end), (&slot, &kv_len)): ((usize, usize), (&u32, &u32))| {
-        let len = end - first;
-        Seq { slot: slot as usize, first, len, is_new: kv_len as usize == len }
+    let seq = |((first, end), (&slots, &kv_len)): ((usize, usize), (&[u32; 2], &u32))| {
+        let (len, [from, slot]) = (end - first, slots.map(|slot| slot as usize));
+        Seq { from, slot, first, len, is_new: kv_len as usize == len }
     };
     ends.zip(inputs.state_slots.iter().zip(&inputs.kv_lens)).map(seq).collect()
 }
@@ -172,7 +179,7 @@ fn conv_input<'a>(
     match at.checked_sub(conv_len) {
         Some(row) => Some(x.row(seq.first + row)),
         None if seq.is_new => None,
-        None => Some(&conv[(seq.slot * conv_len + at) * conv_channels..][..conv_channels]),
+        None => Some(&conv[(seq.from * conv_len + at) * conv_channels..][..conv_channels]),
     }
 }
 

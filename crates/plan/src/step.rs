@@ -84,9 +84,9 @@ pub struct StepInputs {
     pub cu_seqlens_q: Vec<u32>,
     /// `[num_seqs]`: cached positions of each sequence, its new tokens included.
     pub kv_lens: Vec<u32>,
-    /// `[num_seqs]`: slot of each sequence's recurrent state, which a plan without such states does
-    /// not read.
-    pub state_slots: Vec<u32>,
+    /// `[num_seqs]`: slots that each sequence's recurrent state is read from and written to, which
+    /// a plan without such states does not read. What one sequence writes no other one reads.
+    pub state_slots: Vec<[u32; 2]>,
     /// `[num_seqs]` block tables, each as long as its sequence needs.
     pub block_tables: Vec<Vec<u32>>,
     /// `[num_logit_rows]`: tokens whose logits are wanted.
@@ -152,7 +152,7 @@ impl StepInputs {
         }
         self.cu_seqlens_q.push(self.token_ids.len() as u32);
         self.kv_lens.push(kv_len as u32);
-        self.state_slots.push(pages.first().copied().unwrap_or_default());
+        self.state_slots.push([pages.first().copied().unwrap_or_default(); 2]);
         self.block_tables.push(pages[..kv_len.div_ceil(PAGE_SIZE)].to_vec());
         self.logit_rows.extend(logits.map(|row| (first + row) as u32));
         self.sampling.resize(self.logit_rows.len(), RowSampling::GREEDY);
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(inputs.slot_mapping, slots);
         assert_eq!(inputs.cu_seqlens_q, [0, 3, 7]);
         assert_eq!(inputs.kv_lens, [3, 130]);
-        assert_eq!(inputs.state_slots, [5, 9], "those of the first pages");
+        assert_eq!(inputs.state_slots, [[5, 5], [9, 9]], "those of the first pages");
         assert_eq!(inputs.block_tables, [vec![5], vec![9, 0, 7]], "as long as the sequence needs");
         assert_eq!(inputs.logit_rows, [2, 3, 4, 5, 6]);
         assert_eq!(inputs.sampling, [RowSampling::GREEDY; 5]);

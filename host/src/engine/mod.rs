@@ -16,6 +16,7 @@ mod logprobs;
 mod observe;
 mod options;
 pub mod pages;
+mod pool;
 mod pooling;
 mod precision;
 mod prefix;
@@ -27,6 +28,7 @@ mod scheduler;
 mod sequence;
 mod service;
 mod sizing;
+mod states;
 
 pub use cache_event::{CacheEvent, StoredPage};
 pub use chain::{Dry, Mirostat, Penalties, Pieces, SamplerChain, SamplerStep};
@@ -63,6 +65,7 @@ use precision::Attempts;
 use scheduler::{Entry, Limits, Scheduler, Turns};
 use sequence::{Brought, Sequence};
 use sizing::Size;
+use states::StatePool;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -183,7 +186,8 @@ impl Engine {
         };
         let mut pages = PageAllocator::new(num_pages);
         if model.config().delta.is_some() {
-            pages = pages.with_states(size.cache().num_states);
+            let states = StatePool::new(size.cache().num_states, options.snapshot_distance());
+            pages = pages.with_states(states);
         }
         let mut engine = Engine {
             model: Arc::clone(model),
@@ -527,9 +531,9 @@ fn plans(
 }
 
 /// Says where the recurrent state of the last sequence of `inputs` is, if it has one.
-fn put_state(inputs: &mut StepInputs, state: Option<u32>) {
-    if let (Some(slot), Some(state)) = (inputs.state_slots.last_mut(), state) {
-        *slot = state;
+fn put_state(inputs: &mut StepInputs, state: Option<[u32; 2]>) {
+    if let (Some(slots), Some(state)) = (inputs.state_slots.last_mut(), state) {
+        *slots = state;
     }
 }
 

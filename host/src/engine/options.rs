@@ -200,6 +200,15 @@ impl EngineOptions {
         }
     }
 
+    /// Tokens after which it is worth a step of its own to keep a recurrent state: on a GPU such a
+    /// step of few tokens takes as long as hundreds in a prompt.
+    pub(super) fn snapshot_distance(&self) -> usize {
+        match self.device.cuda_ordinal() {
+            Some(_) => 8 * PAGE_SIZE,
+            None => PAGE_SIZE,
+        }
+    }
+
     /// Whether the share of the memory is one.
     pub(super) fn check_utilization(&self) -> Result<(), EngineError> {
         match self.gpu_memory_utilization {

@@ -1,111 +1,95 @@
 //! Pages of the KV cache, and the table of pages of each sequence.
 
 use super::cache_event::{Listener, StoredPage};
-use super::prefix::{PageHash, PrefixCache};
+use super::pool::Pool;
+use super::prefix::PageHash;
+use super::states::{Snapshots, State, StatePool};
 use crate::plan::PAGE_SIZE;
 
-/// The pages of a cache, reference-counted: a page is free when no sequence holds it. What is in a
-/// free page is kept, if it is known by its hash, until no other page is free.
+/// The pages of a cache, and the recurrent states of models that have them.
 #[derive(Debug)]
 pub struct PageAllocator {
-    /// Free pages of which nothing is known.
-    blank: Vec<u32>,
-    ref_counts: Vec<u32>,
-    prefixes: PrefixCache,
-    /// Slots of recurrent states that no sequence has; `None` for models that have none.
-    free_states: Option<Vec<u32>>,
+    pages: Pool,
+    states: Option<StatePool>,
 }
 
 impl PageAllocator {
     /// `num_pages` free pages.
     pub fn new(num_pages: usize) -> Self {
-        // Taken from the end: page 0 first.
-        PageAllocator {
-            blank: (0..num_pages as u32).rev().collect(),
-            ref_counts: vec![0; num_pages],
-            prefixes: PrefixCache::new(num_pages),
-            free_states: None,
-        }
+        PageAllocator { pages: Pool::new(num_pages), states: None }
     }
 
-    /// Gives each sequence one of `num_states` recurrent states beside its pages. Then no sequence
-    /// begins with pages of another: what came before them is in a state that is not kept.
-    pub fn with_states(self, num_states: usize) -> Self {
-        PageAllocator { free_states: Some((0..num_states as u32).rev().collect()), ..self }
+    /// Gives each sequence one of `states` beside its pages. Then a sequence can begin with the
+    /// pages of another where a state is kept: see [`PageAllocator::begin`].
+    pub fn with_states(self, states: StatePool) -> Self {
+        PageAllocator { states: Some(states), ..self }
     }
 
     /// Pages of the cache.
     pub fn num_pages(&self) -> usize {
-        self.ref_counts.len()
+        self.pages.len()
     }
 
     /// Pages that no sequence holds.
     pub fn num_free(&self) -> usize {
-        self.blank.len() + self.prefixes.num_idle()
+        self.pages.num_free()
     }
 
-    /// Sequences that hold `page`.
-    pub fn num_holders(&self, page: u32) -> usize {
-        self.ref_counts[page as usize] as usize
-    }
-
-    /// The page whose tokens, and those before them, have this hash.
-    pub fn find(&self, hash: &PageHash) -> Option<u32> {
-        self.prefixes.find(hash)
-    }
-
-    /// Whether other sequences can find `page`.
-    pub fn knows(&self, page: u32) -> bool {
-        self.prefixes.knows(page)
-    }
-
-    /// Tells `listener` of pages that sequences can find.
+    /// Tells `listener` of pages that sequences can find, unless these need a state too.
     pub(super) fn listen(&mut self, listener: Listener) {
-        self.prefixes.listen(listener);
+        if self.states.is_none() {
+            self.pages.listen(listener);
+        }
     }
 
-    /// Lets other sequences find a page that a sequence holds, and that nobody writes to any more,
-    /// unless it is of no use without a recurrent state. A listener is told what `stored` makes of
-    /// it, if anything.
+    /// Whether what is written to `page` others may read.
+    #[cfg(test)]
+    pub fn is_shared(&self, page: u32) -> bool {
+        self.pages.num_holders(page) > 1 || self.pages.knows(page)
+    }
+
+    /// What is known of the first pages of a sequence, which have these hashes.
+    pub fn begin(&self, hashes: &[PageHash]) -> Beginning {
+        let mut pages: Vec<u32> = hashes.iter().map_while(|hash| self.pages.find(hash)).collect();
+        let num_known = pages.len();
+        let Some(states) = &self.states else { return Beginning { num_known, pages, state: None } };
+        let (len, state) = states.last_kept(&hashes[..num_known]).unzip();
+        pages.truncate(len.unwrap_or_default());
+        Beginning { num_known, pages, state }
+    }
+
+    /// Lets other sequences find a page that a sequence holds, and that nobody writes to any more.
+    /// A listener is told what `stored` makes of it, if anything.
     pub fn publish(
         &mut self,
         hash: PageHash,
         page: u32,
         stored: impl FnOnce() -> Option<StoredPage>,
     ) {
-        if self.free_states.is_none() {
-            self.prefixes.insert(hash, page, stored);
-        }
+        self.pages.publish(hash, page, stored);
     }
 
-    /// Lets no other sequence find any page that is full now.
+    /// Lets no other sequence find any page or state that is there now.
     pub fn forget_all(&mut self) {
-        self.prefixes.forget_all();
-        self.blank.extend(std::iter::from_fn(|| self.prefixes.evict()));
+        self.pages.forget_all();
+        self.states.iter_mut().for_each(StatePool::forget_all);
     }
 
-    fn take(&mut self) -> Option<u32> {
-        let page = self.blank.pop().or_else(|| self.prefixes.evict())?;
-        self.ref_counts[page as usize] = 1;
-        Some(page)
+    /// The recurrent states, if the model has them.
+    pub fn states(&self) -> Option<&StatePool> {
+        self.states.as_ref()
     }
+}
 
-    fn retain(&mut self, page: u32) {
-        if self.num_holders(page) == 0 {
-            self.prefixes.revive(page);
-        }
-        self.ref_counts[page as usize] += 1;
-    }
-
-    fn release(&mut self, page: u32) {
-        let count = &mut self.ref_counts[page as usize];
-        *count -= 1;
-        match *count {
-            0 if self.prefixes.knows(page) => self.prefixes.set_idle(page),
-            0 => self.blank.push(page),
-            _ => {}
-        }
-    }
+/// What is known of the beginning of a sequence.
+#[derive(Debug, Default)]
+pub struct Beginning {
+    /// Leading pages that have been computed.
+    pub num_known: usize,
+    /// Those that a sequence can begin with.
+    pub pages: Vec<u32>,
+    /// The slot of the recurrent state after them.
+    pub state: Option<u32>,
 }
 
 /// The pages of one sequence, in the order of its positions.
@@ -113,7 +97,7 @@ impl PageAllocator {
 pub struct PageTable {
     pages: Vec<u32>,
     /// The recurrent state, of models that have one.
-    state: Option<u32>,
+    state: Option<State>,
 }
 
 impl PageTable {
@@ -122,35 +106,43 @@ impl PageTable {
         &self.pages
     }
 
-    /// The slot of the sequence's recurrent state, if it has one.
-    pub fn state(&self) -> Option<u32> {
-        self.state
+    /// The slots that the next step reads the sequence's recurrent state from and writes it to, if
+    /// it has one.
+    pub fn state(&self) -> Option<[u32; 2]> {
+        self.state.as_ref().map(State::slots)
     }
 
     /// Takes pages until there is room for `len` positions, and with the first a recurrent state;
     /// all of it or, if too little is free, nothing.
     #[must_use]
     pub fn grow(&mut self, allocator: &mut PageAllocator, len: usize) -> bool {
-        self.grow_from(allocator, &[], len)
+        self.grow_from(allocator, &Beginning::default(), len)
     }
 
-    /// [`PageTable::grow`], first by the pages `found`, which others may hold too.
+    /// [`PageTable::grow`], first by the pages of `found`, which others may hold too.
     #[must_use]
-    pub fn grow_from(&mut self, allocator: &mut PageAllocator, found: &[u32], len: usize) -> bool {
-        let num_pages = self.pages.len() + found.len();
+    pub fn grow_from(
+        &mut self,
+        PageAllocator { pages, states }: &mut PageAllocator,
+        found: &Beginning,
+        len: usize,
+    ) -> bool {
+        let num_pages = self.pages.len() + found.pages.len();
         let missing = len.div_ceil(PAGE_SIZE).saturating_sub(num_pages);
-        let num_free = found.iter().filter(|&&page| allocator.num_holders(page) == 0).count();
-        if num_free + missing > allocator.num_free() {
+        let num_free = found.pages.iter().filter(|&&page| pages.num_holders(page) == 0).count();
+        if num_free + missing > pages.num_free() {
             return false;
         }
-        if let (None, Some(free_states)) = (self.state, &mut allocator.free_states) {
-            let Some(state) = free_states.pop() else { return false };
-            self.state = Some(state);
+        if let (None, Some(states)) = (&self.state, states) {
+            self.state = states.begin(found.state);
+            if self.state.is_none() {
+                return false;
+            }
         }
         // Before a page is taken for something else.
-        found.iter().for_each(|&page| allocator.retain(page));
-        self.pages.extend(found);
-        self.pages.extend((0..missing).map_while(|_| allocator.take()));
+        found.pages.iter().for_each(|&page| pages.retain(page));
+        self.pages.extend(&found.pages);
+        self.pages.extend((0..missing).map_while(|_| pages.take()));
         true
     }
 
@@ -158,18 +150,36 @@ impl PageTable {
     /// last page first: it is the first whose tokens are forgotten, as without those before them
     /// they are of no use.
     pub fn truncate(&mut self, allocator: &mut PageAllocator, len: usize) {
+        let PageAllocator { pages, states } = allocator;
         let keep = len.div_ceil(PAGE_SIZE).min(self.pages.len());
-        self.pages.drain(keep..).rev().for_each(|page| allocator.release(page));
+        self.pages.drain(keep..).rev().for_each(|page| pages.release(page));
         if self.pages.is_empty()
-            && let Some(free_states) = &mut allocator.free_states
+            && let (Some(states), Some(state)) = (states, self.state.take())
         {
-            free_states.extend(self.state.take());
+            states.end(state);
         }
     }
 
-    /// Gives back all pages, and lets nobody find them.
-    pub fn forget(&mut self, allocator: &mut PageAllocator) {
-        self.pages.iter().for_each(|&page| allocator.prefixes.forget(page));
+    /// Keeps the recurrent state after `num_cached` positions, if `snapshots` have it so; `hashes`
+    /// are those of the full pages.
+    pub fn keep_state(
+        &mut self,
+        allocator: &mut PageAllocator,
+        snapshots: &mut Snapshots,
+        num_cached: usize,
+        hashes: &[PageHash],
+    ) {
+        if let (Some(states), Some(state)) = (&mut allocator.states, &mut self.state) {
+            snapshots.update(states, state, num_cached, hashes);
+        }
+    }
+
+    /// Gives back all pages, and lets nobody find them, nor a state after those of `hashes`.
+    pub fn forget(&mut self, allocator: &mut PageAllocator, hashes: &[PageHash]) {
+        self.pages.iter().for_each(|&page| allocator.pages.forget(page));
+        if let Some(states) = &mut allocator.states {
+            hashes.iter().for_each(|hash| states.forget(hash));
+        }
         self.truncate(allocator, 0);
     }
 }

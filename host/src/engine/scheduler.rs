@@ -234,9 +234,11 @@ impl Scheduler {
                 true => self.limits.max_tokens_beside_rows,
                 false => max_tokens,
             };
+            let sequence = &self.running[index];
+            let max_chunk = max_chunk.min(sequence.before_snapshot().unwrap_or(usize::MAX));
             let chunk = pending.min(end.saturating_sub(num_tokens)).min(max_chunk);
-            let is_cut = self.running[index].is_whole() && chunk < pending;
-            if chunk > 0 && !is_cut && self.running[index].is_pooled() == pooled {
+            let is_cut = sequence.is_whole() && chunk < pending;
+            if chunk > 0 && !is_cut && sequence.is_pooled() == pooled {
                 batch.push(self.entry(index, chunk));
                 (num_tokens, max_tokens) = (num_tokens + chunk, end);
             }

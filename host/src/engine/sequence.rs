@@ -9,6 +9,7 @@ use super::pooling::{Pooled, Pooling};
 use super::prefix::PageHash;
 use super::sampler;
 use super::scheduler::{Entry, Turns};
+use super::states::{Snapshots, StatePool};
 use super::{FinishReason, Logprobs, PromptProgress, Request, RequestId, Sampling, SamplingError};
 use crate::exec::{LogitEdit, NextToken, RowSampling};
 use crate::plan::PAGE_SIZE;
@@ -26,6 +27,7 @@ pub struct Sequence {
     /// Positions in the cache: the first of `tokens`.
     num_cached: usize,
     pages: PageTable,
+    snapshots: Snapshots,
     /// The hash that the first page's comes after.
     root: PageHash,
     /// What the root was made from.
@@ -90,6 +92,7 @@ impl Sequence {
             tokens: request.prompt,
             num_cached: 0,
             pages: PageTable::default(),
+            snapshots: Snapshots::default(),
             root: PageHash::root(request.cache_salt.as_deref()),
             cache_salt: request.cache_salt,
             hashes: Vec::new(),
@@ -166,9 +169,14 @@ impl Sequence {
         self.pages.pages()
     }
 
-    /// The slot of its recurrent state, if it has one.
-    pub fn state(&self) -> Option<u32> {
+    /// The slots that the next step reads its recurrent state from and writes it to, if it has one.
+    pub fn state(&self) -> Option<[u32; 2]> {
         self.pages.state()
+    }
+
+    /// Tokens of the prompt that a step may take before the recurrent state is to be kept.
+    pub fn before_snapshot(&self) -> Option<usize> {
+        Some(self.snapshots.next_border(self.num_cached)? - self.num_cached)
     }
 
     /// How the next token is drawn, unless the host needs the logits.
@@ -349,8 +357,8 @@ impl Sequence {
     }
 
     /// [`Sequence::reserve`] of a sequence that has no pages yet: it begins with pages that are
-    /// known to have its tokens in them. At least one token is left, whose logits are wanted, and
-    /// all whose logits are wanted besides.
+    /// known to have its tokens in them, and with a recurrent state that was kept after these. At
+    /// least one token is left, whose logits are wanted, and all whose logits are wanted besides.
     #[must_use]
     pub fn admit(&mut self, turns: Turns, allocator: &mut PageAllocator) -> bool {
         let most = match self.wants_prompt_rows() {
@@ -361,18 +369,23 @@ impl Sequence {
         };
         let most = most / PAGE_SIZE;
         self.hash_pages(turns, most);
-        let hashes = self.hashes[..most].iter();
-        let found: Vec<u32> = hashes.map_while(|hash| allocator.find(hash)).collect();
+        let found = allocator.begin(&self.hashes[..most]);
         if !self.pages.grow_from(allocator, &found, self.tokens.len()) {
             return false;
         }
-        self.num_published = found.len();
-        self.num_cached = found.len() * PAGE_SIZE;
+        self.num_published = found.pages.len();
+        self.num_cached = found.pages.len() * PAGE_SIZE;
+        if let Some(distance) = allocator.states().map(StatePool::distance) {
+            let known = found.num_known * PAGE_SIZE;
+            let (start, len) = (self.num_cached, self.tokens.len());
+            self.snapshots = Snapshots::new(start, known, len, distance);
+        }
         self.reused.get_or_insert(self.num_cached);
         true
     }
 
-    /// Lets other sequences find the pages that are full.
+    /// Lets other sequences find the pages that are full, and the recurrent state at some ends of
+    /// pages.
     pub fn publish(&mut self, turns: Turns, allocator: &mut PageAllocator) {
         if self.is_whole() {
             return;
@@ -384,6 +397,8 @@ impl Sequence {
             allocator.publish(self.hashes[index], self.pages()[index], stored);
         }
         self.num_published = num_full;
+        let hashes = &self.hashes[..num_full];
+        self.pages.keep_state(allocator, &mut self.snapshots, self.num_cached, hashes);
     }
 
     /// What there is to say of a full page; nothing if no prompt can find it, as it holds generated
@@ -424,7 +439,7 @@ impl Sequence {
 
     /// Gives back all pages, and lets nobody find them.
     pub fn evict(&mut self, allocator: &mut PageAllocator) {
-        self.pages.forget(allocator);
+        self.pages.forget(allocator, &self.hashes);
         (self.num_cached, self.num_published) = (0, 0);
     }
 

@@ -30,14 +30,15 @@ pub struct Size {
 
 impl Size {
     /// What the plans are made for: a recurrent state for each sequence that runs at once, none of
-    /// which has less than a page.
+    /// which has less than a page, and some to be kept.
     pub fn cache(&self) -> CacheSize {
         cache_size(&self.buckets, self.num_pages)
     }
 }
 
 fn cache_size(buckets: &Buckets, num_pages: usize) -> CacheSize {
-    CacheSize { num_pages, num_states: buckets.max_seqs.min(num_pages) }
+    let num_kept = buckets.max_seqs.clamp(2, 16);
+    CacheSize { num_pages, num_states: buckets.max_seqs.min(num_pages) + num_kept }
 }
 
 /// A context and a cache for it.

@@ -34,7 +34,7 @@ pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
     below("position", &inputs.positions, num_positions)?;
     below("slot", &inputs.slot_mapping, plan.kv.num_pages * PAGE_SIZE)?;
     if plan.states.num_layers > 0 {
-        below("state", &inputs.state_slots, plan.states.num_slots)?;
+        below("state", inputs.state_slots.as_flattened(), plan.states.num_slots)?;
     }
     below("logit row", &inputs.logit_rows, inputs.num_tokens())?;
     let edited: Vec<u32> = inputs.edits.iter().map(|edit| edit.token).collect();
@@ -107,7 +107,7 @@ mod tests {
         let mut inputs = StepInputs::new();
         inputs.push_sequence(&[1, 2, 9], 0, &[0], 2..3);
         inputs.push_sequence(&[3], 99, &[3, 2], 0..1);
-        inputs.state_slots = vec![1, 0];
+        inputs.state_slots = vec![[1, 1], [1, 0]];
         inputs
     }
 
@@ -133,7 +133,7 @@ mod tests {
             ("slot 256", |inputs| inputs.slot_mapping[0] = 256),
             ("logit row 4", |inputs| inputs.logit_rows[0] = 4),
             ("page 4", |inputs| inputs.block_tables[1][1] = 4),
-            ("state 2", |inputs| inputs.state_slots[1] = 2),
+            ("state 2", |inputs| inputs.state_slots[1][0] = 2),
             ("1 states for 2", |inputs| inputs.state_slots.truncate(1)),
             ("positions or slots", |inputs| inputs.positions.truncate(3)),
             ("positions or slots", |inputs| inputs.slot_mapping.push(0)),

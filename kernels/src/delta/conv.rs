@@ -44,7 +44,8 @@ struct Seq {
     /// The first row, and the number of rows.
     first: u32,
     len: u32,
-    slot: u32,
+    /// Slots that its state is read from and written to.
+    slots: [u32; 2],
     /// Whether what comes before the step are zeros.
     is_new: bool,
 }
@@ -65,7 +66,7 @@ unsafe fn seq(
     unsafe {
         let (first, end) = (cu_seqlens_q.get(at), cu_seqlens_q.get(at + 1));
         let len = end - first;
-        Seq { first, len, slot: slots.get(at), is_new: kv_lens.get(at) == len }
+        Seq { first, len, slots: slots.get_vec(2 * at), is_new: kv_lens.get(at) == len }
     }
 }
 
@@ -97,7 +98,7 @@ impl<E: Number> Inputs<E> {
             if seq.is_new {
                 return [0.0; VEC_ELEMS as usize];
             }
-            let row = (seq.slot * CONV_LEN + at) as usize;
+            let row = (seq.slots[0] * CONV_LEN + at) as usize;
             self.columns.load(self.state.add(row * self.channels as usize))
         }
     }
@@ -217,7 +218,7 @@ pub unsafe fn causal_conv<E: Number>(
 ///
 /// # Safety
 /// 1. `num_seqs` is one element; `cu_seqlens_q`, `kv_lens` and `slots` are those of a step of so
-///    many sequences, which have slots of their own.
+///    many sequences, none of which reads a slot that another writes.
 /// 2. As [`causal_conv`](causal_conv()); no other kernel reads or writes the state at the same
 ///    time. If `decodes` is not 0, each sequence has one token.
 /// 3. As [`causal_conv`](causal_conv()).
@@ -269,7 +270,7 @@ pub unsafe fn causal_conv_state<E: Number>(
             last[row + 1] = inputs.get(seq, seq.len + row as u32);
         });
         unroll!(row in 0..3, {
-            let row_idx = (seq.slot * CONV_LEN + row as u32) as usize;
+            let row_idx = (seq.slots[1] * CONV_LEN + row as u32) as usize;
             columns.store(state.add(row_idx * channels as usize), last[row + 1]);
         });
         if decodes != 0 {

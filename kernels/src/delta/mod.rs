@@ -20,7 +20,7 @@ mod seqs {
         pub cu_seqlens_q: DevicePtr<u32>,
         /// Positions of each, the step's included: as many as rows at the start of a sequence.
         pub kv_lens: DevicePtr<u32>,
-        /// Slot of the state of each.
+        /// `[num_seqs, 2]`: slots that the state of each is read from and written to, 8-byte aligned.
         pub slots: DevicePtr<u32>,
     }
 }

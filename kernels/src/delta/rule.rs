@@ -167,7 +167,7 @@ const fn state_row(row: usize) -> usize {
 ///
 /// # Safety
 /// 1. `num_seqs` is one element; `cu_seqlens_q`, `kv_lens` and `slots` are those of a step of so
-///    many sequences, which have slots of their own.
+///    many sequences, none of which reads a slot that another writes.
 /// 2. `q`, `k`, `v`, `gates` and `out` hold the step's rows of the header's shapes at their
 ///    strides, with `v_dim` a multiple of 16 and `num_heads` one of `num_k_heads`; rows are 8-byte
 ///    aligned, those of f32 16-byte. `rate`, `bias` and `state` are of the header's shapes, `state`
@@ -230,13 +230,15 @@ pub unsafe fn delta_rule<E: Number, const ROWS: usize>(
             grid::wait_for_dependencies();
             return;
         }
-        let slot_head = slots.get(at) as usize * num_heads as usize + head as usize;
-        let first_row = slot_head * k_dim as usize + (k_lane * ROW_GROUP) as usize;
-        let state = state.add(first_row * v_dim as usize + column as usize);
+        let [old, new] = slots.get_vec(2 * at).map(|slot: u32| {
+            let slot_head = slot as usize * num_heads as usize + head as usize;
+            let first_row = slot_head * k_dim as usize + (k_lane * ROW_GROUP) as usize;
+            state.add(first_row * v_dim as usize + column as usize)
+        });
         let mut s = [[0.0; LANE_COLUMNS as usize]; ROWS];
         if kv_lens.get(at) != end - first {
             unroll!(row in 0..ROWS, {
-                s[row] = state.get_vec(state_row(row) * v_dim as usize);
+                s[row] = old.get_vec(state_row(row) * v_dim as usize);
             });
         }
         let (rate, bias) = (rate.get(head as usize) * LOG2_E, bias.get(head as usize));
@@ -337,7 +339,7 @@ pub unsafe fn delta_rule<E: Number, const ROWS: usize>(
 
         // 4. The state after them.
         unroll!(row in 0..ROWS, {
-            state.set_vec(state_row(row) * v_dim as usize, s[row]);
+            new.set_vec(state_row(row) * v_dim as usize, s[row]);
         });
     }
 }

@@ -29,14 +29,28 @@ const LONG_STEPS: &Steps = &[
     &[(2, 1)],
     &[(1, 2), (2, 33)],
 ];
+/// Where the state of each sequence begins; in every second step it goes on in the slot beside.
 const SLOTS: [u32; 3] = [2, 0, 2];
-const NUM_SLOTS: usize = 3;
+const NUM_SLOTS: usize = 5;
 const MAX_SEQS: usize = 4;
 
 /// Tokens of each sequence in all.
 fn lens_of(steps: &Steps) -> [usize; 3] {
     let parts = || steps.iter().copied().flatten();
     [0, 1, 2].map(|seq| parts().filter(|part| part.0 == seq).map(|part| part.1).sum())
+}
+
+/// How far the sequences have come.
+struct Progress {
+    num_steps: usize,
+    lens: [usize; 3],
+    slots: [u32; 3],
+}
+
+impl Progress {
+    fn new() -> Self {
+        Progress { num_steps: 0, lens: [0; 3], slots: SLOTS }
+    }
 }
 
 /// A step: its sequences, and the rows of the sequences' own tokens that it has.
@@ -49,16 +63,21 @@ struct Step {
 }
 
 impl Step {
-    fn new(device: &mut Device, step: &[(usize, usize)], lens: &mut [usize; 3]) -> Self {
+    fn new(device: &mut Device, step: &[(usize, usize)], progress: &mut Progress) -> Self {
+        let Progress { num_steps, lens, slots: slot_of } = progress;
         let (mut rows, mut ids, mut ends, mut kv_lens) = (vec![], vec![], vec![0], vec![]);
+        let mut slots = Vec::new();
         for (index, &(seq, len)) in step.iter().enumerate() {
             rows.extend((lens[seq]..lens[seq] + len).map(|at| (seq, at)));
             ids.extend(vec![index as u32; len]);
             lens[seq] += len;
             kv_lens.push(lens[seq] as u32);
             ends.push(rows.len() as u32);
+            let from = slot_of[seq];
+            slot_of[seq] ^= u32::from(*num_steps % 2 == 1);
+            slots.extend([from, slot_of[seq]]);
         }
-        let slots: Vec<u32> = step.iter().map(|&(seq, _)| SLOTS[seq]).collect();
+        *num_steps += 1;
         Step {
             seqs: StateSeqs {
                 num_seqs: device.u32s("num_seqs", &[step.len() as u32]),
@@ -128,9 +147,9 @@ fn a_causal_convolution_in_pieces_matches_oracle() {
         let wanted: Vec<_> = x.iter().map(|x| causal_conv(x, &weight, 4)).collect();
         let weight = device.f32s("weight", &weight);
         let state = device.poisoned("state", NUM_SLOTS * 3 * channels);
-        let mut lens = [0; 3];
+        let mut progress = Progress::new();
         for step in STEPS {
-            let step = Step::new(&mut device, step, &mut lens);
+            let step = Step::new(&mut device, step, &mut progress);
             let x = step.upload::<E>(&mut device, "x", &x, channels);
             let operands = ConvOperands { x, weight, state, out: step.out(&mut device, channels) };
             let conv = CausalConv {
@@ -193,9 +212,9 @@ fn check_rule<E: HostElement + Number>(heads: Heads, steps: &Steps, bound: f64, 
     let slot_elems = num_heads * k_dim * v_dim;
     let state = device.poisoned("own state", NUM_SLOTS * slot_elems);
     let between = (device.u32s("num_rows", &[1]), Rows::new(device.f32s("x", &[0.0; 8]), 8));
-    let mut lens = [0; 3];
+    let mut progress = Progress::new();
     for step in steps {
-        let step = Step::new(&mut device, step, &mut lens);
+        let step = Step::new(&mut device, step, &mut progress);
         let operands = DeltaOperands::<E> {
             q: step.upload(&mut device, "q", &q, k_width),
             k: step.upload(&mut device, "k", &k, k_width),
@@ -225,11 +244,11 @@ fn check_rule<E: HostElement + Number>(heads: Heads, steps: &Steps, bound: f64, 
     }
     let got = device.read(state, NUM_SLOTS * slot_elems);
     for seq in [1, 2] {
-        let got = &got[SLOTS[seq] as usize * slot_elems..][..slot_elems];
+        let got = &got[progress.slots[seq] as usize * slot_elems..][..slot_elems];
         let wanted = states[seq].iter().map(|&value| Approx::new(value, 10.0 * bound));
         assert_right(&format!("state of {seq}"), got, &wanted.collect::<Vec<_>>());
     }
-    assert!(got[slot_elems..2 * slot_elems].iter().all(|value| value.is_nan()), "nobody's state");
+    assert!(got[4 * slot_elems..].iter().all(|value| value.is_nan()), "nobody's state");
 }
 
 #[test]

@@ -10,11 +10,11 @@ const V_DIM: usize = 8;
 const CHANNELS: usize = 2 * NUM_K_HEADS * K_DIM + NUM_HEADS * V_DIM;
 const TAPS: usize = 4;
 
-/// Two layers, three slots.
+/// Two layers, four slots.
 fn states() -> States {
     let layout = StateLayout {
         num_layers: 2,
-        num_slots: 3,
+        num_slots: 4,
         conv_channels: CHANNELS,
         conv_len: TAPS - 1,
         num_heads: NUM_HEADS,
@@ -27,7 +27,8 @@ fn states() -> States {
 }
 
 /// What comes in each step of three sequences, by number of tokens: alone, together, one token, as
-/// many as there are taps, and a sequence that takes the slot of one that has ended.
+/// many as there are taps, and a sequence that takes the slot of one that has ended. In steps of
+/// odd number a state goes on in another slot.
 const STEPS: [&[(usize, usize)]; 6] =
     [&[(0, 5)], &[(1, 2), (0, 1)], &[(0, 1), (1, 1)], &[(1, 4)], &[(2, 7), (1, 9)], &[(2, 1)]];
 const SLOTS: [u32; 3] = [2, 0, 2];
@@ -35,11 +36,14 @@ const SLOTS: [u32; 3] = [2, 0, 2];
 /// Calls `run` with the inputs of each step, and which rows of the sequences' own tokens they are.
 fn for_each_step(mut run: impl FnMut(&StepInputs, &[(usize, usize)])) {
     let mut lens = [0; 3];
-    for step in STEPS {
+    let mut slots = SLOTS;
+    for (number, step) in STEPS.into_iter().enumerate() {
         let (mut inputs, mut rows) = (StepInputs::new(), Vec::new());
         for &(seq, len) in step {
             inputs.push_sequence(&vec![0; len], lens[seq], &[9], 0..0);
-            *inputs.state_slots.last_mut().unwrap() = SLOTS[seq];
+            let next = if number % 2 == 1 { slots[seq] ^ 1 } else { slots[seq] };
+            *inputs.state_slots.last_mut().unwrap() = [slots[seq], next];
+            slots[seq] = next;
             rows.extend((lens[seq]..lens[seq] + len).map(|at| (seq, at)));
             lens[seq] += len;
         }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::engine::Request;
+use crate::engine::states::StatePool;
 use crate::plan::PAGE_SIZE;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -277,8 +278,7 @@ fn compute(scheduler: &Scheduler, batch: &[Entry], cache: &mut Cache) {
         let num_cached = sequence.num_cached();
         for position in num_cached..num_cached + entry.num_tokens {
             let page = sequence.pages()[position / PAGE_SIZE];
-            let is_shared = scheduler.pages.num_holders(page) > 1 || scheduler.pages.knows(page);
-            assert!(!is_shared, "a write to a shared page");
+            assert!(!scheduler.pages.is_shared(page), "a write to a shared page");
             let tokens = sequence.tokens()[..=position].to_vec();
             let is_prompt = position < sequence.progress().total;
             cache.insert((page, position % PAGE_SIZE), (tokens, is_prompt));
@@ -296,82 +296,130 @@ fn compute(scheduler: &Scheduler, batch: &[Entry], cache: &mut Cache) {
     }
 }
 
+/// The tokens that each recurrent state has seen, and which were part of a prompt.
+type States = HashMap<u32, Vec<(u32, bool)>>;
+
+/// Computes the states of `batch`, and checks that every sequence goes on with its own, and that
+/// none is written that others are to read.
+fn compute_states(scheduler: &Scheduler, batch: &[Entry], states: &mut States) {
+    let seen = |entry: &Entry, end: usize| -> Vec<(u32, bool)> {
+        let sequence = &scheduler.running[entry.index];
+        let is_prompt =
+            |at: usize| scheduler.turns == Turns::Together || at < sequence.progress().total;
+        sequence.tokens()[..end].iter().enumerate().map(|(at, &id)| (id, is_prompt(at))).collect()
+    };
+    let mut new = Vec::new();
+    for entry in batch {
+        let sequence = &scheduler.running[entry.index];
+        let [from, to] = sequence.state().unwrap();
+        let num_cached = sequence.num_cached();
+        if num_cached > 0 {
+            assert_eq!(states[&from], seen(entry, num_cached), "not this sequence's");
+        }
+        new.push((to, seen(entry, num_cached + entry.num_tokens)));
+    }
+    let read: Vec<u32> = scheduler.running.iter().map(|it| it.state().unwrap()[0]).collect();
+    for (to, seen) in new {
+        let num_readers = read.iter().filter(|&&from| from == to).count();
+        assert!(num_readers <= 1 && !scheduler.pages.states().unwrap().knows(to), "a shared state");
+        states.insert(to, seen);
+    }
+}
+
 /// Random arrivals and cancellations of prompts with common prefixes, over a cache that is too
-/// small: no batch is beyond its bounds, every sequence finds its own keys and values, and every
-/// request gets its tokens.
+/// small: no batch is beyond its bounds, every sequence finds its own keys, values and state, and
+/// every request gets its tokens.
 #[test]
 fn every_request_is_served() {
+    let reused = [false, true].map(|has_states| (0..100).map(|seed| serve(seed, has_states)).sum());
+    let [of_pages, with_states]: [usize; 2] = reused;
+    assert!(of_pages > 10_000, "{of_pages} tokens were reused");
+    assert!(with_states > 5_000, "{with_states} tokens were reused");
+}
+
+/// Serves random requests; returns how many tokens were found.
+fn serve(seed: u64, has_states: bool) -> usize {
     let mut num_reused = 0;
-    for seed in 0..100 {
-        let turns = if seed % 2 == 0 { Turns::Together } else { Turns::Apart };
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let (max_seqs, max_tokens) = (rng.random_range(1..6), rng.random_range(6..100));
-        let num_pages = rng.random_range(4..9);
-        let long_prefill_token_threshold = NonZeroUsize::new(rng.random_range(0..40));
-        let max_priority = rng.random_range(0..3);
-        let max_chunk = long_prefill_token_threshold.map_or(usize::MAX, NonZeroUsize::get);
-        let limits = Limits {
-            max_seqs,
-            max_tokens,
-            max_tokens_beside_rows: max_tokens,
-            long_prefill_token_threshold,
-        };
-        let mut scheduler = Scheduler::new(turns, limits, PageAllocator::new(num_pages));
-        let mut was_of_prompts = false;
-        let mut left = std::collections::BTreeMap::new();
-        let mut cache = Cache::new();
-        for step in 0..400 {
-            if rng.random_bool(0.1) {
-                let prompt_len = rng.random_range(1..=CONTEXT);
-                let max_new_tokens = rng.random_range(1..100);
-                // Generated tokens are 0: a prompt may begin like another one and its answer.
-                let mut prompt = vec![0; prompt_len];
-                prompt[rng.random_range(0..prompt_len)] = rng.random_range(0..2);
-                let request = Request {
-                    prompt,
-                    max_new_tokens: Some(max_new_tokens),
-                    priority: rng.random_range(-1..max_priority),
-                    ..Default::default()
-                };
-                scheduler.add(Sequence::new(RequestId(step), request));
-                left.insert(RequestId(step), max_new_tokens.min(CONTEXT + 1 - prompt_len));
-            }
-            if rng.random_bool(0.02)
-                && let Some(&id) = left.keys().next()
-            {
-                scheduler.retire(id);
-                left.remove(&id);
-            }
-            let running = scheduler.running.iter().enumerate();
-            let decoding: Vec<RequestId> = running
-                .filter(|&(index, _)| scheduler.prompt_len(index) == 0)
-                .map(|(_, sequence)| sequence.id())
-                .collect();
-            let batch = scheduler.schedule();
-            let is_decoding = scheduler.running.iter().any(|s| decoding.contains(&s.id()));
-            let tokens: usize = batch.iter().map(|entry| entry.num_tokens).sum();
-            assert!(tokens <= max_tokens && batch.len() <= max_seqs);
-            if is_decoding {
-                assert!(batch.iter().all(|entry| entry.num_tokens <= max_chunk), "a long chunk");
-            }
-            if turns == Turns::Apart {
-                let prompt = |entry: &Entry| scheduler.prompt_len(entry.index) > 0;
-                assert!(batch.iter().all(prompt) || !batch.iter().any(prompt), "a mixed step");
-                let is_of_prompts = batch.iter().any(prompt);
-                assert!(!(is_of_prompts && was_of_prompts && is_decoding), "decoding waits");
-                was_of_prompts = is_of_prompts;
-            }
-            assert!(tokens > 0 || !scheduler.has_work(), "a step without work");
-            compute(&scheduler, &batch, &mut cache);
-            for entry in &batch {
-                num_reused += scheduler.running(entry.index).start().unwrap_or_default();
-            }
-            for id in run(&mut scheduler, &batch) {
-                *left.get_mut(&id).unwrap() -= 1;
-            }
-            left.retain(|_, left| *left > 0);
-        }
-        run_to_end(&mut scheduler, num_pages);
+    let turns = if seed % 2 == 0 { Turns::Together } else { Turns::Apart };
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let (max_seqs, max_tokens) = (rng.random_range(1..6), rng.random_range(6..100));
+    let num_pages = rng.random_range(4..9);
+    let long_prefill_token_threshold = NonZeroUsize::new(rng.random_range(0..40));
+    let max_priority = rng.random_range(0..3);
+    let max_chunk = long_prefill_token_threshold.map_or(usize::MAX, NonZeroUsize::get);
+    let limits = Limits {
+        max_seqs,
+        max_tokens,
+        max_tokens_beside_rows: max_tokens,
+        long_prefill_token_threshold,
+    };
+    let num_states = max_seqs + rng.random_range(1..4);
+    let distance = rng.random_range(1..3) * PAGE_SIZE;
+    let mut pages = PageAllocator::new(num_pages);
+    if has_states {
+        pages = pages.with_states(StatePool::new(num_states, distance));
     }
-    assert!(num_reused > 10_000, "{num_reused} tokens were reused");
+    let mut scheduler = Scheduler::new(turns, limits, pages);
+    let mut was_of_prompts = false;
+    let mut left = std::collections::BTreeMap::new();
+    let (mut cache, mut states) = (Cache::new(), States::new());
+    for step in 0..400 {
+        if rng.random_bool(0.1) {
+            let prompt_len = rng.random_range(1..=CONTEXT);
+            let max_new_tokens = rng.random_range(1..100);
+            // Generated tokens are 0: a prompt may begin like another one and its answer.
+            let mut prompt = vec![0; prompt_len];
+            prompt[rng.random_range(0..prompt_len)] = rng.random_range(0..2);
+            let request = Request {
+                prompt,
+                max_new_tokens: Some(max_new_tokens),
+                priority: rng.random_range(-1..max_priority),
+                ..Default::default()
+            };
+            scheduler.add(Sequence::new(RequestId(step), request));
+            left.insert(RequestId(step), max_new_tokens.min(CONTEXT + 1 - prompt_len));
+        }
+        if rng.random_bool(0.02)
+            && let Some(&id) = left.keys().next()
+        {
+            scheduler.retire(id);
+            left.remove(&id);
+        }
+        let running = scheduler.running.iter().enumerate();
+        let decoding: Vec<RequestId> = running
+            .filter(|&(index, _)| scheduler.prompt_len(index) == 0)
+            .map(|(_, sequence)| sequence.id())
+            .collect();
+        let batch = scheduler.schedule();
+        let is_decoding = scheduler.running.iter().any(|s| decoding.contains(&s.id()));
+        let tokens: usize = batch.iter().map(|entry| entry.num_tokens).sum();
+        assert!(tokens <= max_tokens && batch.len() <= max_seqs);
+        if is_decoding {
+            assert!(batch.iter().all(|entry| entry.num_tokens <= max_chunk), "a long chunk");
+        }
+        if turns == Turns::Apart {
+            let prompt = |entry: &Entry| scheduler.prompt_len(entry.index) > 0;
+            assert!(batch.iter().all(prompt) || !batch.iter().any(prompt), "a mixed step");
+            let is_of_prompts = batch.iter().any(prompt);
+            assert!(!(is_of_prompts && was_of_prompts && is_decoding), "decoding waits");
+            was_of_prompts = is_of_prompts;
+        }
+        assert!(tokens > 0 || !scheduler.has_work(), "a step without work");
+        compute(&scheduler, &batch, &mut cache);
+        if has_states {
+            compute_states(&scheduler, &batch, &mut states);
+        }
+        for entry in &batch {
+            num_reused += scheduler.running(entry.index).start().unwrap_or_default();
+        }
+        for id in run(&mut scheduler, &batch) {
+            *left.get_mut(&id).unwrap() -= 1;
+        }
+        left.retain(|_, left| *left > 0);
+    }
+    run_to_end(&mut scheduler, num_pages);
+    if let Some(states) = scheduler.pages.states() {
+        assert_eq!(states.num_free(), num_states, "a state is lost");
+    }
+    num_reused
 }

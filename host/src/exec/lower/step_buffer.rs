@@ -79,7 +79,7 @@ impl StepBuffer {
         }
         let state_slots = len.next_multiple_of(4);
         if plan.states.num_layers > 0 {
-            len = state_slots + plan.bounds.max_seqs;
+            len = state_slots + 2 * plan.bounds.max_seqs;
         }
         let edits = len.next_multiple_of(4);
         let len = edits + plan.bounds.max_edits() * LOGIT_EDIT_LEN;
@@ -128,7 +128,7 @@ impl StepBuffer {
             put(list.decode_items(), decode.as_flattened());
         }
         if plan.states.num_layers > 0 {
-            let slots = &inputs.state_slots;
+            let slots = inputs.state_slots.as_flattened();
             buffer[self.state_slots..][..slots.len()].copy_from_slice(slots);
             end = self.state_slots + slots.len();
         }

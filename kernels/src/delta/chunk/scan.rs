@@ -221,7 +221,7 @@ fn pack_clamped<E: Half>(square: Square) -> [u32; 4] {
 ///
 /// # Safety
 /// 1. `num_seqs` is one element; `cu_seqlens_q`, `kv_lens` and `slots` are those of a step of so
-///    many sequences, which have slots of their own, of at most `num_rows` rows.
+///    many sequences, none of which reads a slot that another writes, of at most `num_rows` rows.
 /// 2. `q`, `k`, `v` and `out` hold the step's rows of the header's shapes at their strides, with
 ///    `v_dim` a multiple of 32 and `num_heads` one of `num_k_heads`; rows are 16-byte aligned.
 ///    `state` is of the header's shape.
@@ -279,10 +279,11 @@ pub unsafe fn delta_chunk_scan<E: Half, const STEPS: usize>(
         let at = seq as usize;
         let (first, end) = (cu_seqlens_q.get(at), cu_seqlens_q.get(at + 1));
         let k_dim = 16 * STEPS as u32;
-        let slot_head = slots.get(at) as usize * num_heads as usize + head as usize;
-        let place =
-            slot_head * (k_dim * v_dim) as usize + (2 * pair * v_dim + column + group) as usize;
-        let state = state.add(place);
+        let [old, new] = slots.get_vec(2 * at).map(|slot: u32| {
+            let slot_head = (slot * num_heads + head) as usize;
+            let place = (2 * pair * v_dim + column + group) as usize;
+            state.add(slot_head * (k_dim * v_dim) as usize + place)
+        });
         // Element `i` of accumulator `index`.
         let state_at = |index: usize, i: usize| {
             ((8 * index + i % 2) as u32 * v_dim + 8 * (i / 2) as u32) as usize
@@ -292,7 +293,7 @@ pub unsafe fn delta_chunk_scan<E: Half, const STEPS: usize>(
             unroll!(step in 0..STEPS, {
                 for half in 0..2 {
                     for i in 0..4 {
-                        s[step][half][i] = state.get(state_at(2 * step + half, i));
+                        s[step][half][i] = old.get(state_at(2 * step + half, i));
                     }
                 }
             });
@@ -408,7 +409,7 @@ pub unsafe fn delta_chunk_scan<E: Half, const STEPS: usize>(
         unroll!(step in 0..STEPS, {
             for half in 0..2 {
                 for i in 0..4 {
-                    state.set(state_at(2 * step + half, i), s[step][half][i]);
+                    new.set(state_at(2 * step + half, i), s[step][half][i]);
                 }
             }
         });
