@@ -8,6 +8,7 @@ use halfwarp::Model;
 use halfwarp::engine::{Engine, EngineOptions};
 use halfwarp::exec::Device;
 use halfwarp::plan::{AttentionForm, Fusion, Precision};
+use safetensors::{SafeTensors, tensor::TensorView};
 use std::sync::Arc;
 use support::{data_dir, expected};
 
@@ -181,6 +182,48 @@ fn rope_and_append_by_itself() {
 #[test]
 fn residual_by_itself() {
     by_itself("residual", "llama-bias");
+}
+
+#[test]
+fn shared_expert_by_itself() {
+    by_itself("shared_expert", "qwen3.5-moe");
+}
+
+/// Experts with a tensor each, and a shared one without a gate, which is as large: of two, half.
+#[test]
+fn a_shared_expert_without_a_gate() {
+    let golden = data_dir().join("goldens/glm4-moe");
+    let dir = tempfile::tempdir().unwrap();
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
+    config["n_shared_experts"] = 1.into();
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(golden.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let halved = |(name, tensor): (&str, TensorView)| {
+        let (mut shape, data) = (tensor.shape().to_vec(), tensor.data());
+        if !name.contains("shared_experts") {
+            return (name.to_owned(), tensor.dtype(), shape, data.to_vec());
+        }
+        let is_down = name.contains("down_proj");
+        let run = if is_down { data.len() / shape[0] } else { data.len() };
+        shape[usize::from(is_down)] /= 2;
+        let halves = data.chunks_exact(run).flat_map(|run| &run[..run.len() / 2]);
+        (name.to_owned(), tensor.dtype(), shape, halves.copied().collect::<Vec<u8>>())
+    };
+    let halved: Vec<_> = tensors.iter().map(halved).collect();
+    let views = halved.iter().map(|(name, dtype, shape, data)| {
+        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &dir.path().join("model.safetensors")).unwrap();
+
+    let model = Arc::new(Model::open(dir.path()).unwrap());
+    let mut apart = Engine::new(Arc::clone(&model), on_the_cpu(Fusion::NONE)).unwrap();
+    let input_ids: Vec<u32> = (1..9).collect();
+    let logits = apart.logits(&input_ids).unwrap();
+    let golden = Golden { name: "one shared expert", model, input_ids, logits };
+    golden.check(&[on_the_cpu(Fusion::ALL)], 1e-5);
+    golden.check(&[emulated(Fusion::NONE), emulated(Fusion::ALL)], 1e-2);
 }
 
 #[test]

@@ -346,7 +346,10 @@ MODELS = {
         | dict(linear_num_key_heads=4, linear_num_value_heads=12, tie_word_embeddings=True)
     ),
     # Experts fused in the file, as they are published.
-    "qwen3.5-moe": Qwen3_5MoeTextConfig(**DELTA | DELTA_EXPERTS | TWO_HEADS),
+    # As large as the others: it is one more of them.
+    "qwen3.5-moe": Qwen3_5MoeTextConfig(
+        **DELTA | DELTA_EXPERTS | TWO_HEADS | dict(shared_expert_intermediate_size=32)
+    ),
     # Q grows six times within the sequence.
     "ministral3": Ministral3Config(
         **SIZES,

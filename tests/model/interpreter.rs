@@ -184,6 +184,7 @@ impl<'a> Interpreter<'a> {
     fn route(&mut self, op: &Route) {
         let (mut experts, mut weights) = (Vec::new(), Vec::new());
         for logits in self.read(op.logits).chunks(op.logits.width) {
+            let (logits, gate) = logits.split_at(op.num_experts());
             let total: f32 = logits.iter().map(|logit| logit.exp()).sum();
             let (scores, biased): (Vec<f32>, Vec<f32>) = match op.scores {
                 Scores::Softmax => {
@@ -197,11 +198,15 @@ impl<'a> Interpreter<'a> {
                     (scores, groups.map_or(biased.clone(), |groups| of_groups(groups, &biased)))
                 }
             };
-            let chosen = largest(&biased, op.experts.width);
+            let chosen = largest(&biased, op.top_k());
             let sum: f32 = chosen.iter().map(|&expert| scores[expert]).sum();
             let factor = if op.normalise { op.scale / sum } else { op.scale };
             weights.extend(chosen.iter().map(|&expert| scores[expert] * factor));
             experts.extend(chosen.into_iter().map(|expert| expert as f32));
+            if op.shared.is_some() {
+                weights.push(gate.first().map_or(1.0, |gate| 1.0 / (1.0 + (-gate).exp())));
+                experts.push(op.num_experts() as f32);
+            }
         }
         self.write(op.experts, &experts);
         self.write(op.weights, &weights);

@@ -4,7 +4,7 @@ use crate::activations::{Rows, RowsMut};
 use crate::linear::multiply;
 use crate::weights::StoredWeight;
 use blocks::WeightRows;
-use plan::Groups;
+use plan::{Groups, SharedExpert};
 use rayon::prelude::*;
 
 /// How a token's experts are chosen and weighted: as in [`plan::Route`].
@@ -15,17 +15,32 @@ pub struct Routing<'a> {
     pub normalise: bool,
     /// Multiplies the weights.
     pub scale: f32,
+    /// An expert that every token goes to besides.
+    pub shared: Option<SharedExpert>,
 }
 
 impl Routing<'_> {
-    /// A token's experts, those with the `experts.len()` largest scores: the largest first, of
-    /// equal ones the lower index.
+    /// A token's experts, those with the largest scores: the largest first, of equal ones the lower
+    /// index; then the shared one.
     pub fn route(&self, logits: &[f32], experts: &mut [u32], weights: &mut [f32]) {
+        let (logits, gate) = match (self.shared, logits.split_last()) {
+            (Some(SharedExpert::Gated), Some((gate, logits))) => (logits, sigmoid(*gate)),
+            _ => (logits, 1.0),
+        };
+        match (self.shared, experts.split_last_mut(), weights.split_last_mut()) {
+            (Some(_), Some((expert, experts)), Some((weight, weights))) => {
+                (*expert, *weight) = (logits.len() as u32, gate);
+                self.choose(logits, experts, weights);
+            }
+            _ => self.choose(logits, experts, weights),
+        }
+    }
+
+    fn choose(&self, logits: &[f32], experts: &mut [u32], weights: &mut [f32]) {
         let (scores, chosen) = match self.sigmoid {
             None => (softmax(logits), descending(logits)),
             Some((bias, groups)) => {
-                let scores: Vec<f32> =
-                    logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect();
+                let scores: Vec<f32> = logits.iter().map(|logit| sigmoid(*logit)).collect();
                 let mut biased: Vec<f32> =
                     scores.iter().zip(bias).map(|(score, bias)| score + bias).collect();
                 if let Some(groups) = groups {
@@ -45,6 +60,10 @@ impl Routing<'_> {
         }
         weights.iter_mut().for_each(|weight| *weight *= self.scale);
     }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 fn softmax(logits: &[f32]) -> Vec<f32> {
@@ -174,7 +193,7 @@ mod tests {
     #[test]
     fn the_largest_are_chosen_in_order() {
         let (mut experts, mut weights) = ([9; 3], [0.0; 3]);
-        let plain = Routing { sigmoid: None, normalise: false, scale: 1.0 };
+        let plain = Routing { sigmoid: None, normalise: false, scale: 1.0, shared: None };
         plain.route(&[1.0, 3.0, f32::NAN, 3.0, -1.0], &mut experts, &mut weights);
         assert_eq!(experts, [1, 3, 0]);
         plain.route(&[0.0, 2.0, 1.0, -3.0], &mut experts, &mut weights);
@@ -196,7 +215,8 @@ mod tests {
         let sigmoid = |i: usize| 1.0 / (1.0 + f64::from(-logits[i]).exp());
         let (mut experts, mut weights) = ([9; 3], [0.0; 3]);
         let mut check = |groups, normalise, wanted: [usize; 3]| {
-            let routing = Routing { sigmoid: Some((&bias, groups)), normalise, scale: 1.5 };
+            let biased = Some((&bias[..], groups));
+            let routing = Routing { sigmoid: biased, normalise, scale: 1.5, shared: None };
             routing.route(&logits, &mut experts, &mut weights);
             assert_eq!(experts, wanted.map(|i| i as u32), "{groups:?}");
             let sum: f64 = if normalise { wanted.iter().map(|&i| sigmoid(i)).sum() } else { 1.0 };
@@ -207,9 +227,30 @@ mod tests {
         check(None, true, [4, 2, 0]);
         check(Some(Groups { count: 3, top_k: 2 }), true, [4, 0, 5]);
 
-        let routing = Routing { sigmoid: Some((&[0.0; 3], None)), normalise: true, scale: 1.0 };
+        let sigmoid = Some((&[0.0; 3][..], None));
+        let routing = Routing { sigmoid, normalise: true, scale: 1.0, shared: None };
         routing.route(&[-200.0; 3], &mut experts, &mut weights);
         assert_eq!((experts, weights), ([0, 1, 2], [0.0; 3]), "no NaN");
+    }
+
+    /// Neither chosen nor scaled.
+    #[test]
+    fn the_shared_expert_comes_last() {
+        let (mut experts, mut weights) = ([9; 3], [0.0; 3]);
+        let routing = Routing {
+            sigmoid: None,
+            normalise: true,
+            scale: 2.0,
+            shared: Some(SharedExpert::Gated),
+        };
+        routing.route(&[1.0, 3.0, 2.0, 9.0], &mut experts, &mut weights);
+        let chosen = 1.0 / (1.0 + (-1.0f64).exp());
+        let wanted = [2.0 * chosen, 2.0 - 2.0 * chosen, 1.0 / (1.0 + (-9.0f64).exp())];
+        assert_eq!(experts, [1, 2, 3]);
+        assert_close(&weights, &wanted, 1e-6, "with a gate");
+        let routing = Routing { shared: Some(SharedExpert::Whole), ..routing };
+        routing.route(&[1.0, 3.0, 2.0], &mut experts, &mut weights);
+        assert_eq!((experts, weights[2]), ([1, 2, 3], 1.0));
     }
 
     /// All tokens to one expert, none to others, and uneven; one row of x a token, and one a choice.

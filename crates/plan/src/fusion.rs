@@ -17,6 +17,8 @@ pub struct Fusion {
     pub residual: bool,
     /// RMSNorm of the heads of Q and K with their RoPE and append, where those are fused.
     pub qk_norm: bool,
+    /// The expert that every token goes to as one more of those that are chosen.
+    pub shared_expert: bool,
 }
 
 /// A name that is no fusion's.
@@ -32,6 +34,7 @@ impl Fusion {
         rope_append: true,
         residual: true,
         qk_norm: true,
+        shared_expert: true,
     };
 
     /// No fusion.
@@ -41,14 +44,16 @@ impl Fusion {
         rope_append: false,
         residual: false,
         qk_norm: false,
+        shared_expert: false,
     };
 
     /// The names of the fusions.
-    pub const NAMES: [&str; 5] = ["norm_gemm", "gemm_swiglu", "rope_append", "residual", "qk_norm"];
+    pub const NAMES: [&str; 6] =
+        ["norm_gemm", "gemm_swiglu", "rope_append", "residual", "qk_norm", "shared_expert"];
 
     fn get_mut(&mut self, name: &str) -> Option<&mut bool> {
-        let Fusion { norm_gemm, gemm_swiglu, rope_append, residual, qk_norm } = self;
-        let all = [norm_gemm, gemm_swiglu, rope_append, residual, qk_norm];
+        let Fusion { norm_gemm, gemm_swiglu, rope_append, residual, qk_norm, shared_expert } = self;
+        let all = [norm_gemm, gemm_swiglu, rope_append, residual, qk_norm, shared_expert];
         let fusions = Self::NAMES.into_iter().zip(all);
         fusions.into_iter().find(|&(other, _)| other == name).map(|(_, is_on)| is_on)
     }
@@ -109,7 +114,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_read_back() {
-        for bits in 0..32 {
+        for bits in 0..64 {
             let mut fusion = Fusion::NONE;
             for (bit, name) in Fusion::NAMES.into_iter().enumerate() {
                 *fusion.get_mut(name).unwrap() = bits >> bit & 1 == 1;

@@ -37,6 +37,7 @@ pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};
 pub use op::{
     AllReduce, AppendAttention, Attention, CausalConv, DeltaRule, ExpertGate, ExpertLinear, Groups,
     LayerNorm, Linear, MaterializedAttention, Norm, Op, QkNorm, RopeAppend, Route, Router, Scores,
+    SharedExpert,
 };
 pub use precision::Precision;
 pub use rank::Rank;

@@ -8,7 +8,7 @@ mod experts;
 pub use attention::{AppendAttention, Attention, MaterializedAttention, QkNorm, RopeAppend};
 pub use delta::{CausalConv, DeltaRule};
 pub use encoder::LayerNorm;
-pub use experts::{ExpertGate, ExpertLinear, Groups, Route, Router, Scores};
+pub use experts::{ExpertGate, ExpertLinear, Groups, Route, Router, Scores, SharedExpert};
 
 use super::{Activation, ConstantId, View, WeightId};
 

@@ -126,7 +126,7 @@ fn collect(args: &Args, file: &Path) -> Result<Imatrix, Failure> {
         Some(window_len) => window_len,
     };
     let windows = second_halves(&model, tokens, window_len, args.chunks)?;
-    let mut engine = args.engine.engine_of(&model, window_len, 1, Some(window_len))?;
+    let mut engine = args.engine.observed_engine(&model, window_len)?;
     let mut collector = Collector::new(&model);
     let mut progress = Progress::new(windows.num_windows());
     for window in windows.iter() {

@@ -83,7 +83,7 @@ pub struct EngineArgs {
     #[arg(long)]
     pub batch_invariant: bool,
     /// Fused kernels: on, off, or those that are on:
-    /// norm_gemm,gemm_swiglu,rope_append,residual,qk_norm
+    /// norm_gemm,gemm_swiglu,rope_append,residual,qk_norm,shared_expert
     #[arg(long, value_name = "FUSION", default_value_t = Fusion::ALL)]
     fusion: Fusion,
     /// How attention is computed
@@ -286,6 +286,17 @@ impl EngineArgs {
         max_tokens: Option<usize>,
     ) -> Result<Engine, Failure> {
         load(model, EngineOptions { max_seqs, max_tokens, ..self.options(Some(context)) })
+    }
+
+    /// Loads `model` for one sequence, in whose steps the input of each tensor is seen.
+    ///
+    /// # Errors
+    /// As [`EngineArgs::engine_for`].
+    pub fn observed_engine(&self, model: &Arc<Model>, len: usize) -> Result<Engine, Failure> {
+        let mut options = EngineOptions { max_seqs: 1, ..self.options(Some(len)) };
+        options.max_tokens = Some(len);
+        options.fusion.shared_expert = false;
+        load(model, options)
     }
 
     /// Loads `model` to serve many sequences at once.

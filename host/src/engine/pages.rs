@@ -86,7 +86,7 @@ impl PageAllocator {
 pub struct Beginning {
     /// Leading pages that have been computed.
     pub num_known: usize,
-    /// Those that a sequence can begin with.
+    /// The first of them, which a sequence can begin with.
     pub pages: Vec<u32>,
     /// The slot of the recurrent state after them.
     pub state: Option<u32>,

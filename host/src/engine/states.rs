@@ -114,7 +114,7 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// Those of a sequence of `len` tokens that begins at `start`. Others had its first `known`
+    /// For a sequence of `len` tokens that begins at `start`. Others had its first `known`
     /// tokens: more are likely to come. The last border of the prompt is where the next turn of a
     /// chat begins, or the same prompt again.
     pub fn new(start: usize, known: usize, len: usize, distance: usize) -> Self {

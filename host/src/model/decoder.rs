@@ -236,7 +236,9 @@ impl Planner<'_> {
         };
         let out = self.experts(layer, experts, [x; 2], hidden.width);
         self.add(&norm, out, hidden);
-        if let Some(of) = experts.shared_intermediate_size {
+        if let Some(of) =
+            experts.shared_intermediate_size.filter(|_| !self.joins_shared(layer, &experts))
+        {
             let mlp = Mlp {
                 prefix: "shared_",
                 gate_up: &names.experts.shared_gate_up,

@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::Number;
 use kernels::gemm::experts::{
-    ExpertLinear, ExpertOperands, ExpertOut, Route, RouteOperands, Stored,
+    ExpertLinear, ExpertOperands, ExpertOut, Route, RouteOperands, SharedExpert, Stored,
 };
 use kernels::gemm::quantised::BlockFormat;
 use kernels::gemm::{Gpu, SumOrder, Target};
@@ -63,8 +63,15 @@ fn route_matches_oracle() {
     }
 }
 
-const SOFTMAX: Route =
-    Route { max_tokens: 1, num_experts: 1, top_k: 1, normalise: false, scale: 1.0, groups: None };
+const SOFTMAX: Route = Route {
+    max_tokens: 1,
+    num_experts: 1,
+    top_k: 1,
+    normalise: false,
+    scale: 1.0,
+    groups: None,
+    shared: None,
+};
 
 /// Sigmoids: the bias chooses, and does not weigh; experts of some groups alone.
 #[test]
@@ -86,6 +93,7 @@ fn sigmoid_routes_match_oracle() {
             normalise: true,
             scale: 2.5,
             groups: groups_of,
+            shared: None,
         };
         let bias_at = Some(bias_at);
         let operands = RouteOperands { num_tokens, logits: at, bias: bias_at, experts, weights };
@@ -117,6 +125,53 @@ fn sigmoid_routes_match_oracle() {
     }
     for shape in [[8, 2, 1, 1], [128, 8, 1, 1], [256, 8, 8, 4], [12, 3, 6, 2], [64, 8, 32, 5]] {
         simt::seeds().for_each(|seed| check(shape, seed));
+    }
+}
+
+/// It comes after the chosen ones, whose weights it does not change.
+#[test]
+fn a_shared_expert_is_everybodys() {
+    fn check([num_experts, top_k]: [usize; 2], sigmoid: bool, shared: SharedExpert, seed: u64) {
+        let (mut device, tokens) = (Device::default(), 5);
+        let num_logits = num_experts + usize::from(shared == SharedExpert::Gated);
+        let logits = Matrix::random::<f32>(tokens, num_logits, seed);
+        let num_tokens = device.u32s("num_tokens", &[tokens as u32]);
+        let at = device.matrix::<f32>("logits", &logits, (num_logits, tokens));
+        let bias = device.f32s("bias", &random(num_experts, seed + 1));
+        let mut run = |width: usize, shared| {
+            let operands = RouteOperands {
+                num_tokens,
+                logits: at,
+                bias: sigmoid.then_some(bias),
+                experts: device.out::<u32>("experts", (width, tokens)),
+                weights: device.out::<f32>("weights", (width, tokens)),
+            };
+            let (max_tokens, normalise, scale) = (tokens, true, 2.5);
+            let groups = None;
+            let route = Route { max_tokens, num_experts, top_k, normalise, scale, groups, shared };
+            device.run(route.launch(&operands), seed);
+            let experts = device.read_u32(operands.experts.ptr, tokens * width);
+            (experts, device.read_rows(operands.weights, [tokens; 2], width))
+        };
+        let (experts, weights) = run(top_k + 1, Some(shared));
+        let (chosen, chosen_weights) = run(top_k, None);
+        for token in 0..tokens {
+            let (own, apart) = (token * (top_k + 1), token * top_k);
+            assert_eq!(experts[own..][..top_k], chosen[apart..][..top_k]);
+            assert_eq!(bits(&weights[own..][..top_k]), bits(&chosen_weights[apart..][..top_k]));
+            assert_eq!(experts[own + top_k], num_experts as u32);
+            let gate = match shared {
+                SharedExpert::Whole => 1.0,
+                SharedExpert::Gated => 1.0 / (1.0 + (-logits.row(token)[num_experts]).exp()),
+            };
+            assert_right("gate", &weights[own + top_k..][..1], &[Approx::f32(gate)]);
+        }
+    }
+    for shape in [[1, 1], [8, 2], [40, 33], [256, 8], [512, 10]] {
+        for seed in simt::seeds() {
+            check(shape, false, SharedExpert::Gated, seed);
+            check(shape, true, SharedExpert::Whole, seed);
+        }
     }
 }
 
@@ -388,6 +443,9 @@ fn few_choices_match_oracle() {
             case.check::<bf16>();
         }
     }
+    // The shared expert beside as many as there may be.
+    let last = Case { tokens: [600; 2], num_experts: 513, top_k: 1, n: 16, k: 8, ..CASE };
+    Case { choice: Choice::ToOne, order: SumOrder::SmallBatch, ..last }.check::<f16>();
     // No token, and one.
     for tokens in [[0, 1], [1, 1], [1, 40]] {
         let case = Case { tokens, order: SumOrder::SmallBatch, ..CASE };
@@ -570,7 +628,7 @@ fn wrong_layers_are_refused() {
     assert_eq!(refused(ExpertLinear { k: 63, ..layer }, 64), "k");
     assert_eq!(refused(ExpertLinear { top_k: 9, ..layer }, 64), "experts of a token");
     assert_eq!(refused(ExpertLinear { top_k: 0, ..layer }, 64), "experts of a token");
-    assert_eq!(refused(ExpertLinear { num_experts: 513, ..layer }, 64), "experts");
+    assert_eq!(refused(ExpertLinear { num_experts: 514, ..layer }, 64), "experts");
     let in_blocks = ExpertLinear { stored: Stored::Tiles(BlockFormat::Q4_K), ..layer };
     assert_eq!(refused(in_blocks, 64), "k");
 }

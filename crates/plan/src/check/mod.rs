@@ -253,7 +253,10 @@ impl Plan {
         self.same_rows(logits, experts)?;
         self.same_shape(experts, weights)?;
         ensure(scale > 0.0 && scale.is_finite(), || format!("weights scaled by {scale}"))?;
-        let (top_k, all) = (experts.width, logits.width);
+        ensure(logits.width > 0 && experts.width > usize::from(op.shared.is_some()), || {
+            format!("{} experts of {} logits", experts.width, logits.width)
+        })?;
+        let (top_k, all) = (op.top_k(), op.num_experts());
         ensure(top_k <= all, || format!("{top_k} of {all} experts"))?;
         let Scores::Sigmoid { bias, groups } = scores else { return Ok(()) };
         same("biases", self.vector(bias)?, all)?;

@@ -440,6 +440,7 @@ fn routed() -> Plan {
         scores: Scores::Sigmoid { bias: of_scores, groups },
         normalise: true,
         scale: 2.5,
+        shared: None,
         experts,
         weights,
     }));
@@ -474,6 +475,17 @@ fn rejects_experts_that_do_not_fit() {
         }),
         ("biases: 9 where 8", |p| (p.weights[2].cols, p.weights[2].parts[0].rows) = (9, 9)),
         ("the bias is F16, expected F32", |p| p.weights[2].parts[0].storage = F16),
+        ("9 of 8 experts", |p| {
+            (p.tensors[1].width, p.tensors[2].width) = (10, 10);
+            (route(p).experts.width, route(p).weights.width) = (10, 10);
+            route(p).shared = Some(crate::SharedExpert::Whole);
+        }),
+        ("biases: 8 where 7", |p| route(p).shared = Some(crate::SharedExpert::Gated)),
+        ("1 experts of 8 logits", |p| {
+            (p.tensors[1].width, p.tensors[2].width) = (1, 1);
+            (route(p).experts.width, route(p).weights.width) = (1, 1);
+            route(p).shared = Some(crate::SharedExpert::Whole);
+        }),
         ("weights scaled by 0", |p| route(p).scale = 0.0),
         ("weights scaled by inf", |p| route(p).scale = f32::INFINITY),
         ("0 groups of 8 experts", |p| groups(p, 0, 0)),

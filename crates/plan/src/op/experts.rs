@@ -2,6 +2,7 @@
 
 use super::{Linear, Norm, Op};
 use crate::{Activation, View, WeightId};
+pub use kernels::gemm::experts::SharedExpert;
 
 /// The `experts.width` experts of a token with the largest scores, the largest first and of equal
 /// ones that of the lower index.
@@ -9,7 +10,8 @@ use crate::{Activation, View, WeightId};
 pub struct Route {
     /// What the logits are computed from, where that is fused with the choice.
     pub router: Option<Router>,
-    /// `[tokens, num_experts]` f32. A router writes them.
+    /// `[tokens, num_experts]` f32, or one more where the shared expert has a gate. A router writes
+    /// them.
     pub logits: View,
     /// What the experts are chosen by, and weighted with.
     pub scores: Scores,
@@ -18,7 +20,9 @@ pub struct Route {
     pub normalise: bool,
     /// Multiplies the weights, after that.
     pub scale: f32,
-    /// `[tokens, top_k]` u32: indices of the experts.
+    /// An expert that every token goes to, after the others in number and in the token's choice.
+    pub shared: Option<SharedExpert>,
+    /// `[tokens, top_k]` u32: indices of the experts; one more with a shared one.
     pub experts: View,
     /// As `experts`, f32: what their outputs are multiplied with.
     pub weights: View,
@@ -34,13 +38,23 @@ pub struct Router {
     pub norm: Norm,
     /// `[tokens, k]`, `x` after the norm, which the experts read.
     pub normed: View,
-    /// `[num_experts, k]`.
+    /// `[num_experts, k]`, or one row more, as the logits.
     pub weight: WeightId,
-    /// `[num_experts]`.
+    /// As many.
     pub bias: Option<WeightId>,
 }
 
 impl Route {
+    /// Experts to choose from.
+    pub fn num_experts(&self) -> usize {
+        self.logits.width - usize::from(self.shared == Some(SharedExpert::Gated))
+    }
+
+    /// Experts of a token that are chosen.
+    pub fn top_k(&self) -> usize {
+        self.experts.width - usize::from(self.shared.is_some())
+    }
+
     /// The norm and the linear layer that it begins with; none without a router.
     pub fn router_ops(&self) -> impl Iterator<Item = Op> {
         let logits = self.logits;

@@ -435,7 +435,8 @@ impl RankStep<'_> {
             Scores::Softmax => None,
             Scores::Sigmoid { bias, groups } => Some((self.weights[bias.0].vector(), groups)),
         };
-        let routing = Routing { sigmoid, normalise: op.normalise, scale: op.scale };
+        let &Route { normalise, scale, shared, .. } = op;
+        let routing = Routing { sigmoid, normalise, scale, shared };
         let outs = experts.chunks_exact_mut(top_k).zip(chosen.chunks_exact_mut(top_k));
         for (logits, (experts, weights)) in logits.iter().zip(outs) {
             routing.route(logits, experts, weights);

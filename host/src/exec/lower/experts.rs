@@ -72,17 +72,18 @@ pub(super) fn fuses(plan: &Plan, op: &ExpertLinear) -> bool {
 
 /// `op` as the kernels take it.
 fn choice(plan: &Plan, op: &Route) -> experts::Route {
-    let &Route { logits, scores, normalise, scale, experts, .. } = op;
+    let &Route { logits, scores, normalise, scale, shared, .. } = op;
     let groups = match scores {
         Scores::Softmax => None,
         Scores::Sigmoid { groups, .. } => groups,
     };
     experts::Route {
         max_tokens: plan.bounds.max_rows(plan.tensor(logits.tensor).rows),
-        num_experts: logits.width,
-        top_k: experts.width,
+        num_experts: op.num_experts(),
+        top_k: op.top_k(),
         normalise,
         scale,
+        shared,
         groups: groups.map(|groups| [groups.count, groups.top_k]),
     }
 }

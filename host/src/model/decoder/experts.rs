@@ -1,12 +1,12 @@
 //! The layers of a mixture of experts: a router, and the MLPs of a token's experts.
 
 use super::Planner;
-use super::weights::{cols_of, part, rows_of};
+use super::weights::{cols_of, num_rows, part, rows_of};
 use crate::model::names::{ExpertForm, ExpertNames};
 use crate::model::{ExpertScores, Experts};
 use crate::plan::{
     Dtype, ExpertLinear, FP8_BLOCK, Linear, Op, PartTransform, PlanBuilder, Route, Rows, Scores,
-    View, WeightId, WeightPart,
+    SharedExpert, View, WeightId, WeightPart,
 };
 use std::ops::Range;
 
@@ -41,14 +41,19 @@ impl Planner<'_> {
         x: View,
         width: usize,
     ) -> View {
-        let Experts { num_experts, top_k, .. } = experts;
+        let is_joined = self.joins_shared(layer, &experts);
+        let num_experts = experts.num_experts + usize::from(is_joined);
+        let top_k = experts.top_k + usize::from(is_joined);
         let columns = self.shares.expert_columns.clone();
         let label = |what: &str| format!("layers.{layer}.{what}");
         let of_matrix = |planner: &mut Self, what: &str, matrix, x: View, weights, out| {
             let cols = if matrix == Matrix::Down { columns.len() } else { x.width };
             let parts = planner.expert_parts(layer, &experts, matrix, width);
-            let parts = planner.in_stacks(&experts, parts);
-            let weight = planner.expert_matrix(&label(what), &experts, parts, cols);
+            let mut parts = planner.in_stacks(&experts, parts);
+            if is_joined {
+                parts.push(planner.shared_part(layer, matrix, width));
+            }
+            let weight = planner.expert_matrix(&label(what), num_experts, parts, cols);
             // Of the sums over all ranks the first has the bias.
             let is_first = matrix != Matrix::Down || planner.shares.rank.index == 0;
             let bias = (experts.bias && is_first).then(|| {
@@ -91,12 +96,19 @@ impl Planner<'_> {
     pub(super) fn route(&mut self, layer: usize, experts: Experts, x: View) -> [View; 2] {
         let Experts { num_experts, top_k, normalise, scale, .. } = experts;
         let (names, label) = (self.names, |what: &str| format!("layers.{layer}.{what}"));
-        let logits = activation(&mut self.builder, label("router"), num_experts, Dtype::F32);
         let router = part(names.in_layer(layer, names.experts.router), num_experts);
+        let shared = self.joins_shared(layer, &experts).then_some(match experts.shared_gate {
+            true => SharedExpert::Gated,
+            false => SharedExpert::Whole,
+        });
+        let mut rows = vec![router.clone()];
+        if shared == Some(SharedExpert::Gated) {
+            rows.push(part(names.in_layer(layer, names.experts.shared_gate), 1));
+        }
+        let logits = activation(&mut self.builder, label("router"), num_rows(&rows), Dtype::F32);
         // Not in blocks: what is lost here changes which experts compute.
         let operand = self.precision.operand();
-        let weight =
-            self.stored(&label("router"), std::slice::from_ref(&router), x.width, |_| operand);
+        let weight = self.stored(&label("router"), &rows, x.width, |_| operand);
         let weight = self.builder.weight(weight);
         let bias = experts.bias.then(|| self.vector(&label("router_bias"), &[router], "bias"));
         self.builder.op(Op::Linear(Linear { bias, ..Linear::new(x, weight, logits) }));
@@ -107,13 +119,52 @@ impl Planner<'_> {
                 Scores::Sigmoid { bias: self.whole_vector(&label("score_bias"), &[bias]), groups }
             }
         };
-        let experts = activation(&mut self.builder, label("experts"), top_k, Dtype::U32);
-        let weights = activation(&mut self.builder, label("expert_weights"), top_k, Dtype::F32);
+        let width = top_k + usize::from(shared.is_some());
+        let experts = activation(&mut self.builder, label("experts"), width, Dtype::U32);
+        let weights = activation(&mut self.builder, label("expert_weights"), width, Dtype::F32);
         let scale = scale as f32;
         let router = None;
-        let op = Route { router, logits, scores, normalise, scale, experts, weights };
+        let op = Route { router, logits, scores, normalise, scale, shared, experts, weights };
         self.builder.op(Op::Route(op));
         [experts, weights]
+    }
+
+    /// Whether the shared expert is one more of the experts: if it is as large, and kept alike.
+    pub(super) fn joins_shared(&self, layer: usize, experts: &Experts) -> bool {
+        let (shares, names) = (self.shares, &self.names.experts);
+        let kept = |name: String| self.numerics.matrix_storage(self.checkpoint.stored(&name));
+        let is_alike = |matrix| {
+            let of_first = &self.expert_tensors(layer, experts, matrix, names.suffixes[0])[0];
+            let shared = self.names.in_layer(layer, self.shared_stem(matrix));
+            kept(of_first.clone()) == kept(format!("{shared}.weight"))
+        };
+        self.numerics.fusion.shared_expert
+            && !experts.bias
+            && experts.shared_intermediate_size == Some(experts.intermediate_size)
+            && shares.shared_columns == shares.expert_columns
+            && [Matrix::Gate, Matrix::Up, Matrix::Down].into_iter().all(is_alike)
+    }
+
+    fn shared_stem(&self, matrix: Matrix) -> &'static str {
+        let ExpertNames { shared_gate_up: [gate, up], shared_down, .. } = self.names.experts;
+        match matrix {
+            Matrix::Gate => gate,
+            Matrix::Up => up,
+            Matrix::Down => shared_down,
+        }
+    }
+
+    /// What this rank has of a matrix of the shared expert, by the tensor's whole name.
+    fn shared_part(&self, layer: usize, matrix: Matrix, hidden: usize) -> WeightPart {
+        let columns = &self.shares.shared_columns;
+        let name = format!("{}.weight", self.names.in_layer(layer, self.shared_stem(matrix)));
+        let of = self.config.experts.and_then(|experts| experts.shared_intermediate_size);
+        match matrix {
+            Matrix::Down => {
+                cols_of(part(name, hidden), (columns.start, of.unwrap_or(0)), columns.len())
+            }
+            _ => rows_of(part(name, of.unwrap_or(0)), columns),
+        }
     }
 
     /// What this rank has of a matrix of all experts, one on the other.
@@ -236,14 +287,14 @@ impl Planner<'_> {
     fn expert_matrix(
         &mut self,
         label: &str,
-        experts: &Experts,
+        num_experts: usize,
         parts: Vec<WeightPart>,
         cols: usize,
     ) -> WeightId {
         let (numerics, operand) = (self.numerics, self.precision.operand());
         let storage = |stored| numerics.matrix_storage(stored);
         let mut weight = self.stored_whole(label, parts, cols, storage);
-        let n = weight.rows / experts.num_experts;
+        let n = weight.rows / num_experts;
         let are_apart = match weight.storage() {
             Some(Dtype::F8_E4M3_BLOCKS) => n.is_multiple_of(FP8_BLOCK),
             _ => true,

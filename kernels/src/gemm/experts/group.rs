@@ -16,8 +16,8 @@ pub const NUM_THREADS: u32 = 512;
 
 const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
 
-/// Most experts.
-pub const MAX_EXPERTS: u32 = 512;
+/// Most experts: a shared one beside those that are chosen.
+pub const MAX_EXPERTS: u32 = NUM_THREADS + 1;
 
 /// Writes the chunks of expert `block_idx`.
 ///
@@ -46,6 +46,9 @@ pub unsafe fn group_experts(
     unsafe {
         let num_tokens = num_tokens.get(0);
         counts.set(thread, 0);
+        if thread == 0 {
+            counts.set(NUM_THREADS, 0);
+        }
         grid::wait_for_dependencies();
         grid::launch_dependents();
         thread::sync_threads();

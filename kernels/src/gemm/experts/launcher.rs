@@ -4,7 +4,7 @@ mod route;
 mod sum;
 mod wgmma;
 
-pub use route::{Route, RouteOperands};
+pub use route::{Route, RouteOperands, SharedExpert};
 
 use super::chunk::{CHUNK_WORDS, NUM_THREADS, NUM_WARPS};
 use super::e4m3::E4m3Rows;
@@ -199,7 +199,7 @@ impl ExpertLinear {
     /// The launches, none if there are no tokens or no columns.
     ///
     /// # Errors
-    /// [`LaunchError`] for more than 512 experts, a k that is no multiple of 8 or of the format's
+    /// [`LaunchError`] for more than 513 experts, a k that is no multiple of 8 or of the format's
     /// blocks, rows of x that are not 16-byte aligned, and sizes beyond a grid or a `u32`; in f32
     /// for a gate, and tiles for operands that are not f16.
     pub fn launches<E: Number>(
@@ -208,7 +208,7 @@ impl ExpertLinear {
         operands: &ExpertOperands<E>,
         maps: Maps<'_>,
     ) -> Result<Vec<Launch>, LaunchError> {
-        check_experts(self.num_experts, self.top_k)?;
+        check_experts(self.num_experts, self.top_k, group::MAX_EXPERTS as usize)?;
         if let ExpertOut::SumsF32(weights, out) = operands.out
             && self.sums_at_once(operands)
         {

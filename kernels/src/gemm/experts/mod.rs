@@ -21,6 +21,8 @@ pub mod wgmma;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{ExpertLinear, ExpertOperands, ExpertOut, Route, RouteOperands, Stored};
+pub use launcher::{
+    ExpertLinear, ExpertOperands, ExpertOut, Route, RouteOperands, SharedExpert, Stored,
+};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use norm_route::{NormRoute, NormRouteOperands};

@@ -3,14 +3,15 @@
 //!
 //! Shapes    x `[num_tokens, k]` f32, normed `[num_tokens, k]` and weight `[num_experts, k]` f16 or
 //!           bf16, norm weight `[k]`, bias `[num_experts]`, logits `[num_tokens, num_experts]` f32,
-//!           experts and weights as [`route`](super::route); k is a multiple of 8, up to `MAX_K`.
+//!           experts and weights as [`route`](super::route); with the gate of a shared expert a row, a
+//!           bias and a logit more; k is a multiple of 8, up to `MAX_K`.
 //! Launch    grid `(num_experts / EXPERTS, max_tokens, 1)`, block `(32 * num_segments(k) / SEGMENTS,
 //!           1, 1)`: a block norms the whole row; its warps split k, and its last block chooses.
 //! Numerics  normed has the bits of [`rms_norm`](crate::rms_norm); a logit is a sum in f32 of the
 //!           rounded row; the bits of a token do not depend on the others.
 //! Bound     latency: all loads of the weights are issued before the wait for the launch before.
 
-use super::route::{Choice, choose};
+use super::route::{Choice, SharedArg, choose};
 use crate::element::{Half, VEC_ELEMS};
 use crate::rms_norm::{
     SEGMENT_ELEMS, Vector, num_segments, scale, scaled, segment_square_sum, sum_segments, weighted,
@@ -83,6 +84,7 @@ pub unsafe fn norm_route<E: Half, const N: usize>(
     score_bias: Global<f32>,
     num_groups: u32,
     top_groups: u32,
+    shared: u32,
     logits: GlobalMut<f32>,
     logits_stride: u32,
     experts: GlobalMut<u32>,
@@ -96,6 +98,8 @@ pub unsafe fn norm_route<E: Half, const N: usize>(
     let num_warps = thread::block_dim_x() / warp::WARP_SIZE;
     let first_column = warp_idx * SEGMENT_ELEMS + lane * VEC_ELEMS;
     let step = num_warps * SEGMENT_ELEMS;
+    let shared = SharedArg(shared);
+    let num_logits = num_experts + u32::from(shared.has_gate());
     // SAFETY: rows and columns are inside by the conditions; barriers are between the phases.
     unsafe {
         // A step input: no launch of the step writes it.
@@ -112,7 +116,7 @@ pub unsafe fn norm_route<E: Half, const N: usize>(
                 let at = row as usize * k as usize + column as usize;
                 let row_words = weight.cast::<E>().wrapping_add(at).cast::<u32>();
                 rows[segment][expert] =
-                    row_words.stream_vec_if(0, column < k && row < num_experts);
+                    row_words.stream_vec_if(0, column < k && row < num_logits);
             }
         });
         grid::wait_for_dependencies();
@@ -164,7 +168,7 @@ pub unsafe fn norm_route<E: Half, const N: usize>(
         thread::sync_threads();
         let expert = first_expert + thread_idx;
         let logits = logits.add(token * logits_stride as usize);
-        if thread_idx < EXPERTS as u32 && expert < num_experts {
+        if thread_idx < EXPERTS as u32 && expert < num_logits {
             let mut logit = 0.0;
             for warp in 0..num_warps {
                 logit += partials.get(warp * EXPERTS as u32 + thread_idx);
@@ -185,6 +189,7 @@ pub unsafe fn norm_route<E: Half, const N: usize>(
                 bias: score_bias,
                 num_groups,
                 top_groups,
+                shared,
             };
             choose::<N>(
                 choice,
@@ -231,7 +236,7 @@ mod launcher {
         pub norm_weight: DevicePtr<f32>,
         /// `[max_tokens, k]`, which is written.
         pub normed: Rows<E>,
-        /// `[num_experts, k]`.
+        /// `[num_experts, k]`, or one row more.
         pub weight: DevicePtr<E>,
         /// `[num_experts]`.
         pub bias: Option<DevicePtr<f32>>,
@@ -297,6 +302,7 @@ mod launcher {
                 score_bias: choice.bias,
                 num_groups: choice.num_groups,
                 top_groups: choice.top_groups,
+                shared: choice.shared,
                 logits: choice.logits,
                 logits_stride: choice.logits_stride,
                 experts: choice.experts,
@@ -305,7 +311,7 @@ mod launcher {
                 weights_stride: choice.weights_stride,
             };
             let num_experts = self.route.num_experts;
-            let grid = [num_experts.div_ceil(EXPERTS), self.route.max_tokens, 1];
+            let grid = [self.route.num_logits().div_ceil(EXPERTS), self.route.max_tokens, 1];
             let num_threads = num_segments(k) as usize / SEGMENTS * WARP_SIZE as usize;
             let geometry = Geometry::new(grid, num_threads, 0)?;
             let takes = |i: Instance| {

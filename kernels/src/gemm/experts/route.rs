@@ -1,6 +1,7 @@
 //! The experts of a token: those with the `top_k` largest scores, and their weights. Scores are the
 //! softmax of its logits, or their sigmoids; by those, experts are chosen with a bias added, of the
-//! groups of experts that have the largest sums of two.
+//! groups of experts that have the largest sums of two. After them a token may go to a shared expert,
+//! with the sigmoid of a logit after the others or as a whole.
 //!
 //! Shapes    logits `[num_tokens, num_experts]` f32, experts `[num_tokens, top_k]` u32, weights
 //!           `[num_tokens, top_k]` f32, with row strides; bias `[num_experts]` f32; at most 512
@@ -10,6 +11,7 @@
 //!           the first; one that is NaN comes after all numbers.
 //! Bound     latency: `top_k` times two reductions of a warp.
 
+use crate::sigmoid_gate::sigmoid;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 
@@ -89,6 +91,20 @@ fn take_largest<const N: usize>(keys: &mut [u32; N], values: &[f32; N]) -> (u32,
     (chosen, warp::shuffle_idx(value, chosen % warp::WARP_SIZE))
 }
 
+/// Whether there is a shared expert: 0, 1 for one as a whole, 2 for one with a gate.
+#[derive(Clone, Copy)]
+pub(super) struct SharedArg(pub u32);
+
+impl SharedArg {
+    pub(super) fn is_there(self) -> bool {
+        self.0 != 0
+    }
+
+    pub(super) fn has_gate(self) -> bool {
+        self.0 == 2
+    }
+}
+
 /// How experts are chosen.
 #[derive(Clone, Copy)]
 pub(super) struct Choice {
@@ -99,14 +115,16 @@ pub(super) struct Choice {
     pub bias: Global<f32>,
     pub num_groups: u32,
     pub top_groups: u32,
+    pub shared: SharedArg,
 }
 
 /// Writes the experts of a token, of up to `32 * N`, and their weights. The whole warp calls
 /// this.
 ///
 /// # Safety
-/// 1. `logits` holds `num_experts` elements, at most `32 * N`, `experts` and `weights` hold
-///    `top_k`, at most `num_experts`, which no other warp reads or writes.
+/// 1. `logits` holds `num_experts` elements, at most `32 * N`, and one more for the gate of a shared
+///    expert; `experts` and `weights` hold `top_k`, at most `num_experts`, and one more for a shared
+///    expert, which no other warp reads or writes.
 /// 2. `bias` holds an element an expert, or is null: scores are then a softmax. `num_groups`, at
 ///    most 32, divides `num_experts`.
 #[inline(always)]
@@ -116,11 +134,12 @@ pub(super) unsafe fn choose<const N: usize>(
     experts: GlobalMut<u32>,
     weights: GlobalMut<f32>,
 ) {
-    let Choice { num_experts, top_k, normalise, scale, bias, num_groups, top_groups } = choice;
+    let Choice { num_experts, top_k, normalise, scale, bias, shared, .. } = choice;
     let lane = warp::lane_id();
     // SAFETY: each expert is inside, by the checks.
     unsafe {
         let is_softmax = bias.is_null();
+        let gate = if shared.has_gate() { logits.get(num_experts as usize) } else { 0.0 };
         let mut scores = [f32::NEG_INFINITY; N];
         let mut biases = [0.0; N];
         for i in 0..N {
@@ -154,6 +173,7 @@ pub(super) unsafe fn choose<const N: usize>(
                 scores[i] = 1.0 / (1.0 + math::exp2_approx(-scores[i] * LOG2_E));
                 choice_scores[i] = scores[i] + biases[i];
             }
+            let Choice { num_groups, top_groups, .. } = choice;
             if num_groups > 1 {
                 let groups = [num_groups, top_groups];
                 leave_out_groups(&mut choice_scores, groups, num_experts / num_groups);
@@ -192,6 +212,11 @@ pub(super) unsafe fn choose<const N: usize>(
             weights.set(choice as usize, own_weight / divisor * scale);
             choice += warp::WARP_SIZE;
         }
+        if shared.is_there() && lane == 0 {
+            let weight = if shared.has_gate() { sigmoid(gate) } else { 1.0 };
+            experts.set(top_k as usize, num_experts);
+            weights.set(top_k as usize, weight);
+        }
     }
 }
 
@@ -214,6 +239,7 @@ pub unsafe fn route_f32<const N: usize>(
     bias: Global<f32>,
     num_groups: u32,
     top_groups: u32,
+    shared: u32,
     logits: Global<f32>,
     logits_stride: u32,
     experts: GlobalMut<u32>,
@@ -229,7 +255,9 @@ pub unsafe fn route_f32<const N: usize>(
     if token >= num_tokens {
         return;
     }
-    let choice = Choice { num_experts, top_k, normalise, scale, bias, num_groups, top_groups };
+    let shared = SharedArg(shared);
+    let choice =
+        Choice { num_experts, top_k, normalise, scale, bias, num_groups, top_groups, shared };
     // SAFETY: the token exists, by the check.
     unsafe {
         choose::<N>(

@@ -4,7 +4,7 @@
 use super::{Accumulator, Linear, Matrix, Number, SOFTMAX};
 use crate::harness::*;
 use half::{bf16, f16};
-use kernels::gemm::experts::{NormRoute, NormRouteOperands, Route, RouteOperands};
+use kernels::gemm::experts::{NormRoute, NormRouteOperands, Route, RouteOperands, SharedExpert};
 use kernels::rms_norm::RmsNorm;
 
 /// As large as the mean of squares, so that a norm without it fails.
@@ -35,8 +35,10 @@ impl Case {
         let Route { max_tokens, num_experts, top_k, .. } = route;
         let rows = [tokens, max_tokens];
         let x = Matrix::random::<f32>(tokens, k, 1);
-        let weight = Matrix::random::<E>(num_experts, k, 2);
-        let [norm_weight, biases] = [(k, 3), (num_experts, 4)].map(|(len, salt)| random(len, salt));
+        let width = top_k + usize::from(route.shared.is_some());
+        let num_logits = num_experts + usize::from(route.shared == Some(SharedExpert::Gated));
+        let weight = Matrix::random::<E>(num_logits, k, 2);
+        let [norm_weight, biases] = [(k, 3), (num_logits, 4)].map(|(len, salt)| random(len, salt));
 
         let mut device = Device::default();
         let num_tokens = device.u32s("num_tokens", &[tokens as u32]);
@@ -45,21 +47,21 @@ impl Case {
         let norm_at = device.f32s("norm weight", &norm_weight);
         let bias_at = device.f32s("bias", &biases);
         let score_bias = device.f32s("bias", &random(num_experts, 5));
-        let logits = device.out::<f32>("logits", (num_experts + 3, max_tokens));
+        let logits = device.out::<f32>("logits", (num_logits + 3, max_tokens));
         let [normed, normed_apart] =
             ["normed", "apart"].map(|name| device.out::<E>(name, (k + 8, max_tokens)));
         let [choice, choice_apart] = ["experts", "apart"].map(|name| RouteOperands {
             num_tokens,
             logits,
             bias: sigmoid.then_some(score_bias),
-            experts: device.out::<u32>(name, (top_k + 1, max_tokens)),
-            weights: device.out::<f32>("weights", (top_k + 2, max_tokens)),
+            experts: device.out::<u32>(name, (width + 1, max_tokens)),
+            weights: device.out::<f32>("weights", (width + 2, max_tokens)),
         });
         let operands = NormRouteOperands {
             x: x_at,
             norm_weight: norm_at,
             normed,
-            weight: device.matrix::<E>("weight", &weight, (k, num_experts)).ptr,
+            weight: device.matrix::<E>("weight", &weight, (k, num_logits)).ptr,
             bias: bias.then_some(bias_at),
             counters,
             route: choice,
@@ -81,12 +83,12 @@ impl Case {
             accumulator: Accumulator::F32,
             product_rounding: 0.0,
         };
-        let (logits, want) = (device.read_rows(logits, rows, num_experts), linear.outputs());
+        let (logits, want) = (device.read_rows(logits, rows, num_logits), linear.outputs());
         assert_right(&case, &logits, &want);
         assert_telling(&case, &want);
         let choice = |operands: RouteOperands| {
-            let experts = device.read_u32(operands.experts.ptr, max_tokens * (top_k + 1));
-            (experts, bits(&device.read_rows(operands.weights, rows, top_k)))
+            let experts = device.read_u32(operands.experts.ptr, max_tokens * (width + 1));
+            (experts, bits(&device.read_rows(operands.weights, rows, width)))
         };
         assert_eq!(choice(choice_apart), choice(operands.route), "{case}");
         assert_eq!(device.read_u32(counters, NormRoute::MAX_TOKENS), [0; 8], "{case}");
@@ -109,6 +111,9 @@ fn a_router_is_its_parts() {
         Case { k: 2880, bias: true, route: Route { normalise: true, ..of(5, 4) }, ..CASE },
         Case { tokens: 1, k: 8192, route: of(4, 2), ..CASE },
         Case { k: 1032, route: of(9, 3), ..sigmoids },
+        Case { route: Route { shared: Some(SharedExpert::Gated), ..of(256, 8) }, ..CASE },
+        Case { bias: true, route: Route { shared: Some(SharedExpert::Gated), ..of(6, 3) }, ..CASE },
+        Case { route: Route { shared: Some(SharedExpert::Whole), ..of(7, 2) }, ..sigmoids },
         Case { k: 40, route: Route { groups, scale: 2.5, ..of(256, 8) }, ..sigmoids },
     ] {
         for seed in simt::seeds() {

@@ -39,8 +39,16 @@ fn routed() -> Plan {
             out,
         })
     };
-    let route =
-        Route { router: None, logits, scores, normalise: true, scale: 2.5, experts, weights };
+    let route = Route {
+        router: None,
+        logits,
+        scores,
+        normalise: true,
+        scale: 2.5,
+        shared: None,
+        experts,
+        weights,
+    };
     plan.ops = vec![
         Op::Embedding { table: WeightId(7), out: hidden, scale: 1.0 },
         Op::RmsNorm { x: hidden, weight: WeightId(0), out: normed, eps: 1e-6 },

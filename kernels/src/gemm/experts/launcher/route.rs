@@ -1,6 +1,6 @@
 //! The launch of the choice of experts.
 
-use super::super::{group, route};
+use super::super::route;
 use crate::Rows;
 use crate::gemm::problem::refuse;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
@@ -21,6 +21,17 @@ pub struct Route {
     pub scale: f32,
     /// Groups of experts, and how many of them a token is restricted to; of sigmoids alone.
     pub groups: Option<[usize; 2]>,
+    /// An expert that every token goes to besides.
+    pub shared: Option<SharedExpert>,
+}
+
+/// An expert that every token goes to: the one after those that are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharedExpert {
+    /// With a weight of 1.
+    Whole,
+    /// With the sigmoid of a logit after those of the experts for a weight.
+    Gated,
 }
 
 /// The operands of [`Route`].
@@ -28,13 +39,13 @@ pub struct Route {
 pub struct RouteOperands {
     /// The number of tokens.
     pub num_tokens: DevicePtr<u32>,
-    /// `[max_tokens, num_experts]`.
+    /// `[max_tokens, num_experts]`, and one more for the gate of a shared expert.
     pub logits: Rows<f32>,
     /// `[num_experts]`, if scores are sigmoids.
     pub bias: Option<DevicePtr<f32>>,
-    /// `[max_tokens, top_k]`.
+    /// `[max_tokens, top_k]`, and one more for a shared expert.
     pub experts: Rows<u32>,
-    /// `[max_tokens, top_k]`.
+    /// As `experts`.
     pub weights: Rows<f32>,
 }
 
@@ -53,8 +64,13 @@ impl Route {
         Ok(geometry.map(|geometry| args.launch(instance, geometry)))
     }
 
+    /// Logits of a token.
+    pub(in super::super) fn num_logits(&self) -> usize {
+        self.num_experts + usize::from(self.shared == Some(SharedExpert::Gated))
+    }
+
     pub(in super::super) fn check(&self) -> Result<(), LaunchError> {
-        check_experts(self.num_experts, self.top_k)?;
+        check_experts(self.num_experts, self.top_k, MAX_ROUTED)?;
         let [num_groups, _] = self.groups.unwrap_or([1, 1]);
         if !(1..=32).contains(&num_groups) || !self.num_experts.is_multiple_of(num_groups) {
             return refuse("groups", num_groups, "at most 32 that divide the experts");
@@ -78,6 +94,11 @@ impl Route {
             bias: bias.unwrap_or(DevicePtr::null()),
             num_groups: num_groups as u32,
             top_groups: arg_u32("groups", top_groups)?,
+            shared: match self.shared {
+                None => 0,
+                Some(SharedExpert::Whole) => 1,
+                Some(SharedExpert::Gated) => 2,
+            },
             logits: logits.ptr,
             logits_stride: logits.stride_arg()?,
             experts: experts.ptr,
@@ -88,10 +109,17 @@ impl Route {
     }
 }
 
+/// Most experts to choose from.
+const MAX_ROUTED: usize = 512;
+
 /// Refuses numbers of experts that no kernel takes.
-pub(super) fn check_experts(num_experts: usize, top_k: usize) -> Result<(), LaunchError> {
-    if num_experts > group::MAX_EXPERTS as usize {
-        return refuse("experts", num_experts, "at most 512");
+pub(super) fn check_experts(
+    num_experts: usize,
+    top_k: usize,
+    most: usize,
+) -> Result<(), LaunchError> {
+    if num_experts > most {
+        return refuse("experts", num_experts, "at most 512, and a shared one");
     }
     if top_k == 0 || top_k > num_experts {
         return refuse("experts of a token", top_k, "from 1 to the number of experts");
