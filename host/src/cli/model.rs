@@ -288,6 +288,21 @@ impl EngineArgs {
         load(model, EngineOptions { max_seqs, max_tokens, ..self.options(Some(context)) })
     }
 
+    /// Loads `model` for so many positions of so many sequences, with a cache of `positions`, if they
+    /// are given, in place of full contexts.
+    ///
+    /// # Errors
+    /// As [`EngineArgs::engine_for`].
+    pub fn engine_with_cache(
+        &self,
+        model: &Arc<Model>,
+        (context, max_seqs): (usize, usize),
+        positions: Option<usize>,
+    ) -> Result<Engine, Failure> {
+        let options = self.options(Some(context));
+        load(model, EngineOptions { max_seqs, cache_positions: positions, ..options })
+    }
+
     /// Loads `model` for one sequence, in whose steps the input of each tensor is seen.
     ///
     /// # Errors

@@ -97,14 +97,16 @@ pub fn run(args: &EndToEndArgs) -> Result<(), Failure> {
     let mut printer = Printer::new(args.output, &tests);
     let mut records = Vec::new();
     let mut loaded: Option<((usize, usize), Engine, Config)> = None;
-    for (test, context) in tests.into_iter().zip(contexts) {
-        let size = (context, test.sequences);
+    let sizes: Vec<(usize, usize)> =
+        tests.iter().zip(contexts).map(|(test, context)| (context, test.sequences)).collect();
+    let positions = args.cache_positions(&tests, &sizes);
+    for ((test, size), positions) in tests.into_iter().zip(sizes).zip(positions) {
         // The memory of the last engine is free before the next is loaded.
         let (_, engine, config) = match loaded.take_if(|(loaded, ..)| *loaded == size) {
             Some(same) => loaded.insert(same),
             None => {
                 drop(loaded.take());
-                let engine = args.engine.engine_of(&model, context, test.sequences, None)?;
+                let engine = args.engine.engine_with_cache(&model, size, positions)?;
                 let config = args.config(&name, &model, &engine)?;
                 loaded.insert((size, engine, config))
             }
@@ -152,6 +154,17 @@ impl EndToEndArgs {
             }
         }
         Ok(tests)
+    }
+
+    /// Positions of the cache of each test's engine: those that the tests of its size fill, in whole
+    /// pages; `None` for full contexts, if these are given.
+    fn cache_positions(&self, tests: &[Test], sizes: &[(usize, usize)]) -> Vec<Option<usize>> {
+        let filled = |test: &Test| test.sequences * test.context().next_multiple_of(PAGE_SIZE);
+        let of_size = |size: &(usize, usize)| {
+            let alike = tests.iter().zip(sizes).filter(|(_, other)| *other == size);
+            alike.map(|(test, _)| filled(test)).max().filter(|_| self.engine.context.is_none())
+        };
+        sizes.iter().map(of_size).collect()
     }
 
     /// Positions of the sequences of an engine for `test`.
@@ -211,6 +224,21 @@ mod tests {
         let line = Line::parse_from(["bench"].into_iter().chain(words.split_whitespace()));
         let tests = line.args.tests().ok()?;
         Some(tests.iter().map(|test| (test.n_prompt, test.n_gen)).collect())
+    }
+
+    /// The cache of an engine is that of the largest of its tests.
+    #[test]
+    fn a_cache_has_the_pages_that_are_filled() {
+        let line = Line::parse_from(["bench", "-p", "512", "-n", "128", "--sequences", "2,3"]);
+        let tests = line.args.tests().unwrap();
+        let sizes: Vec<_> = tests.iter().map(|test| (512, test.sequences)).collect();
+        let positions = line.args.cache_positions(&tests, &sizes);
+        assert_eq!(positions, [1024, 1024, 1536, 1536].map(Some));
+        let line = Line::parse_from(["bench", "-n", "128", "-d", "512", "--sequences", "256"]);
+        let tests = line.args.tests().unwrap();
+        assert_eq!(line.args.cache_positions(&tests, &[(1024, 256)]), [Some(256 * 640)]);
+        let line = Line::parse_from(["bench", "-n", "128", "-c", "2048"]);
+        assert_eq!(line.args.cache_positions(&tests, &[(2048, 256)]), [None]);
     }
 
     #[test]
