@@ -159,7 +159,10 @@ impl EndToEndArgs {
     /// Positions of the cache of each test's engine: those that the tests of its size fill, in whole
     /// pages; `None` for full contexts, if these are given.
     fn cache_positions(&self, tests: &[Test], sizes: &[(usize, usize)]) -> Vec<Option<usize>> {
-        let filled = |test: &Test| test.sequences * test.context().next_multiple_of(PAGE_SIZE);
+        let filled = |test: &Test| {
+            let of_one = test.context().div_ceil(PAGE_SIZE).saturating_mul(PAGE_SIZE);
+            test.sequences.saturating_mul(of_one)
+        };
         let of_size = |size: &(usize, usize)| {
             let alike = tests.iter().zip(sizes).filter(|(_, other)| *other == size);
             alike.map(|(test, _)| filled(test)).max().filter(|_| self.engine.context.is_none())

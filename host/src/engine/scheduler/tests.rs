@@ -340,7 +340,7 @@ fn every_request_is_served() {
 /// Serves random requests; returns how many tokens were found.
 fn serve(seed: u64, has_states: bool) -> usize {
     let mut num_reused = 0;
-    let turns = if seed % 2 == 0 { Turns::Together } else { Turns::Apart };
+    let turns = if seed.is_multiple_of(2) { Turns::Together } else { Turns::Apart };
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let (max_seqs, max_tokens) = (rng.random_range(1..6), rng.random_range(6..100));
     let num_pages = rng.random_range(4..9);
