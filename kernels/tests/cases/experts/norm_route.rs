@@ -1,7 +1,8 @@
 //! Norm, router and choice in one launch: as the norm and the choice by themselves, and logits as
 //! in f64.
 
-use super::{Accumulator, Linear, Matrix, Number, SOFTMAX};
+use super::route::SOFTMAX;
+use super::{Accumulator, Linear, Matrix, Number};
 use crate::harness::*;
 use half::{bf16, f16};
 use kernels::gemm::experts::{NormRoute, NormRouteOperands, Route, RouteOperands, SharedExpert};
