@@ -27,8 +27,8 @@ impl StatePool {
     /// How many of the pages of `hashes` a sequence can begin with, and the slot of the state after
     /// them: as many as there is a state for.
     pub fn last_kept(&self, hashes: &[PageHash]) -> Option<(usize, u32)> {
-        let last = hashes.iter().enumerate().rev();
-        last.into_iter().find_map(|(index, hash)| Some((index + 1, self.slots.find(hash)?)))
+        let kept = |(index, hash)| Some((index + 1, self.slots.find(hash)?));
+        hashes.iter().enumerate().rev().find_map(kept)
     }
 
     /// A state that begins with zeros or, if it is given, with the kept one in slot `kept`.

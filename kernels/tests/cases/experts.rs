@@ -12,7 +12,7 @@ use gpu_types::Activation;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::Number;
-use kernels::gemm::experts::{ExpertLinear, ExpertOperands, ExpertOut, RouteOperands, Stored};
+use kernels::gemm::experts::{ExpertLinear, ExpertOperands, ExpertOut, Stored};
 use kernels::gemm::quantised::BlockFormat;
 use kernels::gemm::{Gpu, SumOrder, Target};
 use oracle::{Accumulator, Approx, Linear, Matrix, SUM_ROUNDING, gated};
