@@ -288,8 +288,8 @@ impl EngineArgs {
         load(model, EngineOptions { max_seqs, max_tokens, ..self.options(Some(context)) })
     }
 
-    /// Loads `model` for so many positions of so many sequences, with a cache of `positions`, if they
-    /// are given, in place of full contexts.
+    /// Loads `model` for so many positions of so many sequences, with a cache of `positions`, if
+    /// they are given, in place of full contexts.
     ///
     /// # Errors
     /// As [`EngineArgs::engine_for`].

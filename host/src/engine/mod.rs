@@ -305,7 +305,8 @@ impl Engine {
     /// Tells `listener`, from now on, of pages that other requests can find, and of those that they
     /// cannot find any more. It is called where the engine's methods are, before a step that reuses
     /// what it tells of; it has to return soon. With [`EngineOptions::batch_invariant`] pages with
-    /// generated tokens are not told of: no prompt finds them.
+    /// generated tokens are not told of: no prompt finds them. Nor are any of models with a
+    /// recurrent state: pages alone are of no use to these.
     pub fn on_cache_event(&mut self, listener: impl FnMut(CacheEvent) + Send + 'static) {
         self.scheduler.listen(Listener::new(listener));
     }

@@ -19,7 +19,7 @@ impl StatePool {
         StatePool { slots: Pool::new(num_states), distance }
     }
 
-    /// See [`StatePool`].
+    /// Tokens after which it is worth a step of its own to keep another state.
     pub fn distance(&self) -> usize {
         self.distance
     }
@@ -53,8 +53,8 @@ impl StatePool {
         state.source.take().into_iter().for_each(|slot| self.slots.release(slot));
     }
 
-    /// Keeps `state`, which is settled, for others to find by `hash`: it goes on in another slot, if
-    /// one is free.
+    /// Keeps `state`, which is settled, for others to find by `hash`: it goes on in another slot,
+    /// if one is free.
     pub fn keep(&mut self, state: &mut State, hash: PageHash) {
         if let Some(next) = self.slots.take() {
             self.slots.publish(hash, state.slot, || None);

@@ -156,8 +156,8 @@ impl EndToEndArgs {
         Ok(tests)
     }
 
-    /// Positions of the cache of each test's engine: those that the tests of its size fill, in whole
-    /// pages; `None` for full contexts, if these are given.
+    /// Positions of the cache of each test's engine: those that the tests of its size fill, in
+    /// whole pages; `None` for full contexts, if these are given.
     fn cache_positions(&self, tests: &[Test], sizes: &[(usize, usize)]) -> Vec<Option<usize>> {
         let filled = |test: &Test| {
             let of_one = test.context().div_ceil(PAGE_SIZE).saturating_mul(PAGE_SIZE);
