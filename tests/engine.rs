@@ -9,6 +9,8 @@ mod logprobs;
 #[path = "engine/recurrent.rs"]
 mod recurrent;
 mod support;
+#[path = "engine/windows.rs"]
+mod windows;
 
 use halfwarp::Model;
 use halfwarp::engine::{

@@ -16,7 +16,7 @@ pub(crate) mod hadamard;
 
 use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
-pub use gpu_types::{CacheType, PAGE_SIZE};
+pub use gpu_types::{CacheType, NO_PAGE, PAGE_SIZE};
 use half::{bf16, f16};
 
 /// Threads of a block.

@@ -3,10 +3,10 @@
 
 use halfwarp::plan::{
     Attention, Bounds, CacheType, KvHeads, KvLayout, KvStorage, Op, PAGE_SIZE, Precision,
-    StepInputs, View,
+    StepInputs, View, WindowPools,
 };
 
-use crate::harness::{HALVES, Matrix, Setup, Step, check, suffix};
+use crate::harness::{HALVES, Matrix, Setup, Step, check, suffix, within_window};
 use crate::{Backend, Outcome, Test, oracle};
 
 /// Query heads, KV heads, columns of a head: SmolLM2, Qwen2.5 with its group of 7, Phi-3 Mini, and
@@ -198,6 +198,10 @@ fn matches_oracle(backend: Backend, case: &Case) -> Outcome {
     let kv = KvLayout {
         layers: vec![KvHeads { num_kv_heads, head_dim }; 2],
         num_pages: sequences.len() * max_kv_len.div_ceil(PAGE_SIZE) + 1,
+        windows: case.window.filter(|_| case.causal).map(|_| WindowPools {
+            layers: vec![false, true],
+            num_pages: sequences.len() * max_kv_len.div_ceil(PAGE_SIZE) + 1,
+        }),
         dtype: precision.cache(),
         storage: case.kv,
     };
@@ -286,7 +290,14 @@ fn matches_oracle(backend: Backend, case: &Case) -> Outcome {
             past.push_sequence(past_tokens, 0, &pages, 0..past_len);
             past_expected.extend(expected(first..middle, first..middle));
         }
-        new.push_sequence(new_tokens, past_len, &pages, 0..q_len);
+        match case.window.filter(|_| case.causal) {
+            None => new.push_sequence(new_tokens, past_len, &pages, 0..q_len),
+            Some(window) => {
+                // Page 0 is nobody's.
+                new.push_sequence(new_tokens, past_len, &vec![0; pages.len()], 0..q_len);
+                new.put_window_pages(&within_window(&pages, past_len, window));
+            }
+        }
         new_expected.extend(expected(middle..end, first..end));
         first = end;
     }

@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use halfwarp::plan::{
     Attention, Bounds, KvHeads, KvLayout, KvStorage, Op, PAGE_SIZE, Plan, Precision, StepInputs,
-    View,
+    View, WindowPools,
 };
 use libtest_mimic::Completion;
 
-use crate::harness::{HALVES, Matrix, Setup, Step, Weights, check_within, suffix};
+use crate::harness::{HALVES, Matrix, Setup, Step, Weights, check_within, suffix, within_window};
 use crate::oracle::{self, Approx};
 use crate::{Backend, Outcome, Test};
 
@@ -145,6 +145,11 @@ pub fn tests() -> Vec<Test> {
             cases.push((name, Case { window: Some(window), ..case(&sequences, heads) }));
         }
     }
+    // Pages have left.
+    for sequences in [[(150, 5)], [(140, 1)]] {
+        let name = format!("{}_window_1", name_of(&sequences));
+        cases.push((name, Case { window: Some(1), ..case(&sequences, SMALL) }));
+    }
     for (sequences, heads) in [
         (mixed(), GROUPS[1]),
         (vec![(0, 193)], GROUPS[2]),
@@ -175,6 +180,7 @@ fn name_of(sequences: &[Sequence]) -> String {
     match *sequences {
         [(0, q_len)] => format!("prompt_{q_len}"),
         [(past_len, 1)] => format!("decode_{}", past_len + 1),
+        [(past_len, q_len)] => format!("extension_{past_len}_by_{q_len}"),
         [(past_len, q_len), (130, _)] => format!("beside_a_short_one_{past_len}_by_{q_len}"),
         _ if sequences == small_mixed() => "small_mixed".to_owned(),
         _ => "mixed".to_owned(),
@@ -251,7 +257,15 @@ impl Pool {
         for ((tokens, &(past_len, q_len)), pages) in
             case.tokens().zip(&case.sequences).zip(&self.pages)
         {
-            inputs.push_sequence(&tokens[past_len..], past_len, pages, compared(q_len));
+            let (new, rows) = (&tokens[past_len..], compared(q_len));
+            match case.window {
+                None => inputs.push_sequence(new, past_len, pages, rows),
+                Some(window) => {
+                    // Page 0 is nobody's.
+                    inputs.push_sequence(new, past_len, &vec![0; pages.len()], rows);
+                    inputs.put_window_pages(&within_window(pages, past_len, window));
+                }
+            }
         }
         inputs
     }
@@ -363,6 +377,9 @@ impl Case {
         let kv = KvLayout {
             layers: vec![KvHeads { num_kv_heads: self.heads.1, head_dim: self.heads.2 }; 2],
             num_pages: pool.num_pages,
+            windows: self
+                .window
+                .map(|_| WindowPools { layers: vec![false, true], num_pages: pool.num_pages }),
             dtype: self.precision.cache(),
             storage: KvStorage::default(),
         };

@@ -101,7 +101,8 @@ fn check_steps(
             let mut setup = Setup::new(precision);
             setup.plan.set_states(states());
             let out = build(&mut setup);
-            let kv = halfwarp::plan::KvLayout { num_pages: 2, ..smallest_kv(bounds) };
+            let kv =
+                halfwarp::plan::KvLayout { num_pages: 2, windows: None, ..smallest_kv(bounds) };
             let (plan, weights) = setup.finish(*bounds, kv, out);
             all.push(weights);
             plan

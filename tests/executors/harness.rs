@@ -6,9 +6,9 @@ use std::ops::Range;
 use half::{bf16, f16};
 use halfwarp::exec::{ExecError, Executor, PreparedPlan, Want};
 use halfwarp::plan::{
-    Attention, Bounds, Dtype, KvHeads, KvLayout, KvStorage, MaterializedAttention, Numerics, Op,
-    PAGE_SIZE, Plan, PlanBuilder, Precision, ReadWeightError, Rows, StepInputs, StepShape, View,
-    Weight, WeightId, WeightSource,
+    Attention, Bounds, Dtype, KvHeads, KvLayout, KvStorage, MaterializedAttention, NO_PAGE,
+    Numerics, Op, PAGE_SIZE, Plan, PlanBuilder, Precision, ReadWeightError, Rows, StepInputs,
+    StepShape, View, Weight, WeightId, WeightSource,
 };
 use libtest_mimic::Completion;
 
@@ -115,6 +115,7 @@ pub fn smallest_kv(bounds: &Bounds) -> KvLayout {
     KvLayout {
         layers: vec![KvHeads { num_kv_heads: 1, head_dim: 1 }],
         num_pages: bounds.max_pages_per_seq(),
+        windows: None,
         dtype: Dtype::F32,
         storage: KvStorage::default(),
     }
@@ -248,6 +249,14 @@ pub fn finish_with_logits(
     let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
     plan.op(Op::Sample { x: logits, out: next_tokens });
     plan.finish(numerics, bounds, kv, logits, next_tokens).expect("a plan that fits")
+}
+
+/// The pages that a layer with a window still has of a sequence, when its tokens from `past_len` on
+/// are new: attention reads blocks of 128 keys as a whole.
+pub fn within_window(pages: &[u32], past_len: usize, window: usize) -> Vec<u32> {
+    let num_left = (past_len + 1).saturating_sub(window) / 128 * 2;
+    let page = |(index, &page)| if index < num_left { NO_PAGE } else { page };
+    pages.iter().enumerate().map(page).collect()
 }
 
 /// A step of one sequence with rows `0 .. num_tokens` of the input, at positions from `past_len`

@@ -82,7 +82,7 @@ fn attention_on(
             let tokens = token..end.min(token + tile_tokens);
             let (rows, rest) = data.split_at_mut((tokens.len() * stride).min(data.len()));
             data = rest;
-            let keys = visible_keys(attention, inputs, seq, token);
+            let keys = visible_keys(attention, operation.kv, inputs, seq, token);
             if is_prefill {
                 let kv_len = inputs.kv_lens[seq] as usize;
                 let position = kv_len - (end - token);
@@ -113,6 +113,7 @@ struct Keys<'a> {
 
 fn visible_keys<'a>(
     attention: &Attention,
+    kv: &KvCache,
     inputs: &'a StepInputs,
     seq: usize,
     token: usize,
@@ -120,7 +121,7 @@ fn visible_keys<'a>(
     let later_tokens = inputs.cu_seqlens_q[seq + 1] as usize - 1 - token;
     let kv_len = inputs.kv_lens[seq] as usize;
     let positions = positions_seen(attention, kv_len - 1 - later_tokens, kv_len);
-    Keys { positions, pages: &inputs.block_tables[seq] }
+    Keys { positions, pages: &inputs.tables(kv.has_window(attention.layer))[seq] }
 }
 
 /// The positions that the token at `position` of `kv_len` sees.

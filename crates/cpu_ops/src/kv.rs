@@ -64,6 +64,11 @@ impl KvCache {
         }
     }
 
+    /// [`KvLayout::has_window`].
+    pub fn has_window(&self, layer: usize) -> bool {
+        self.layout.has_window(layer)
+    }
+
     /// Keys of one head in `rows` of one page, not rotated back: `[rows.len(), row_elems(head_dim)]`.
     /// Scores are their inner products with queries that [`KvCache::rotate_as_keys`] rotated.
     ///
@@ -111,7 +116,7 @@ impl Pool {
     ) -> Result<Self, OutOfMemory> {
         let Some(dtype) = cache_type.dtype() else {
             let KvHeads { num_kv_heads, head_dim } = layout.layers[layer];
-            let num_pages = layout.num_pages.saturating_mul(num_kv_heads);
+            let num_pages = layout.pool_pages(layer).saturating_mul(num_kv_heads);
             let pool = QuantisedPool::new(cache_type, of_keys, head_dim, num_pages);
             return pool.map(Pool::Quantised);
         };

@@ -23,6 +23,9 @@ pub use target::Target;
 /// Positions in a page of the KV cache.
 pub const PAGE_SIZE: u32 = 64;
 
+/// What a block table has in place of a page that left with its window: nothing reads it.
+pub const NO_PAGE: u32 = u32::MAX;
+
 /// Buffers in a device's memory, and what is laid out in one, start at multiples of this many bytes,
 /// as `cuMemAlloc`'s do: whole sectors, and any alignment that a vector load or a tensor map needs.
 pub const ALIGN_BYTES: usize = 256;

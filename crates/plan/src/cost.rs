@@ -311,6 +311,7 @@ mod tests {
             kv: KvLayout {
                 layers: vec![KvHeads { num_kv_heads: 2, head_dim: 4 }],
                 num_pages: 1,
+                windows: None,
                 dtype,
                 storage: KvStorage::default(),
             },

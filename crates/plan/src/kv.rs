@@ -8,6 +8,8 @@ use std::str::FromStr;
 /// Positions in a page of the KV cache.
 pub const PAGE_SIZE: usize = gpu_types::PAGE_SIZE as usize;
 
+pub use gpu_types::NO_PAGE;
+
 /// A name that is no type's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cache type {0:?}: f32, f16, bf16, q8_0, fp8 or q4_0")]
@@ -79,12 +81,23 @@ impl KvHeads {
     }
 }
 
+/// The layers whose queries see a window of the positions before them: they have block tables of
+/// their own, which pages leave with the window, and fewer pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowPools {
+    /// Whether each layer of the cache is one.
+    pub layers: Vec<bool>,
+    /// Pages of each pool of theirs.
+    pub num_pages: usize,
+}
+
 /// Layout and size of the paged KV cache.
 ///
 /// Each layer has a K pool and a V pool, both `[num_pages, num_kv_heads]` pages of a head. Position
 /// `p` of a sequence lives in page `block_table[p / PAGE_SIZE]`, row `p % PAGE_SIZE`; its *slot* is
 /// `page * PAGE_SIZE + p % PAGE_SIZE`. Layers may differ in their heads: a page has as many
-/// positions in all of them, and the same index.
+/// positions in all of them, and the same index in all that share a block table: those with a
+/// window, and those without.
 ///
 /// A page of a head is `[PAGE_SIZE, head_dim]` elements, then, where its type has scales,
 /// `[num_scales, PAGE_SIZE]` of them in f16. Of 8 and 4 bits every whole 32-bit word holds its even
@@ -94,8 +107,10 @@ impl KvHeads {
 pub struct KvLayout {
     /// The heads of each layer.
     pub layers: Vec<KvHeads>,
-    /// Pages of each pool.
+    /// Pages of each pool, of layers without a window.
     pub num_pages: usize,
+    /// The layers with one, if there are any.
+    pub windows: Option<WindowPools>,
     /// Element type of attention's operands, and of what `storage` leaves open.
     pub dtype: Dtype,
     /// How keys and values are stored.
@@ -108,6 +123,7 @@ impl KvLayout {
         KvLayout {
             layers: Vec::new(),
             num_pages: bounds.max_pages_per_seq(),
+            windows: None,
             dtype,
             storage: KvStorage::default(),
         }
@@ -134,9 +150,27 @@ impl KvLayout {
         self.are_operands() == [true; 2]
     }
 
+    /// Whether pages of `layer` leave with its window.
+    pub fn has_window(&self, layer: usize) -> bool {
+        self.windows.as_ref().is_some_and(|windows| windows.layers[layer])
+    }
+
+    /// Pages of a pool of layers with a window, or of the others.
+    pub fn num_pages_of(&self, with_window: bool) -> usize {
+        match &self.windows {
+            Some(windows) if with_window => windows.num_pages,
+            _ => self.num_pages,
+        }
+    }
+
+    /// Pages of the pools of `layer`.
+    pub fn pool_pages(&self, layer: usize) -> usize {
+        self.num_pages_of(self.has_window(layer))
+    }
+
     /// Elements of one pool of `layer`.
     pub fn pool_elems(&self, layer: usize) -> usize {
-        self.num_pages * PAGE_SIZE * self.layers[layer].width()
+        self.pool_pages(layer) * PAGE_SIZE * self.layers[layer].width()
     }
 
     /// Elements of the largest pool.
@@ -146,7 +180,7 @@ impl KvLayout {
 
     /// Bytes of the K pool and of the V pool of `layer`.
     pub fn pool_bytes(&self, layer: usize) -> [usize; 2] {
-        self.position_bytes(layer).map(|bytes| self.num_pages * PAGE_SIZE * bytes)
+        self.position_bytes(layer).map(|bytes| self.pool_pages(layer) * PAGE_SIZE * bytes)
     }
 
     /// Bytes of the whole cache: all layers, K and V.
@@ -201,7 +235,7 @@ mod tests {
             let num_pages = 8192 / PAGE_SIZE;
             let dtype = Dtype::F16;
             let layers = vec![KvHeads { num_kv_heads, head_dim }];
-            let layout = KvLayout { layers, num_pages, dtype, storage };
+            let layout = KvLayout { layers, num_pages, windows: None, dtype, storage };
             layout.bytes() >> 10
         };
         use CacheType::{F32, Fp8, Q4_0, Q8_0};
@@ -226,6 +260,7 @@ mod tests {
         let layout = KvLayout {
             layers: vec![local, local, global, local],
             num_pages: 3,
+            windows: None,
             dtype: Dtype::F16,
             storage: KvStorage { k: None, v: Some(CacheType::Q8_0) },
         };
@@ -235,5 +270,10 @@ mod tests {
         assert_eq!(layout.pool_bytes(2), [positions * 256, positions * 4 * 34]);
         assert_eq!(layout.bytes_before(3), positions * (2 * (1024 + 16 * 34) + 256 + 4 * 34));
         assert_eq!(layout.bytes(), positions * (3 * (1024 + 16 * 34) + 256 + 4 * 34));
+        let windows = WindowPools { layers: vec![true, true, false, true], num_pages: 2 };
+        let layout = KvLayout { windows: Some(windows), ..layout };
+        assert_eq!([0, 2].map(|layer| layout.pool_pages(layer)), [2, 3]);
+        let of_windows = 2 * PAGE_SIZE * 3 * (1024 + 16 * 34);
+        assert_eq!(layout.bytes(), of_windows + positions * (256 + 4 * 34));
     }
 }

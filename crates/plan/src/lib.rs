@@ -31,7 +31,7 @@ pub use cost::{Cost, SeqShape, StepShape};
 pub use error::PlanError;
 pub use fusion::{Fusion, UnknownFusion};
 pub use gpu_types::{Accumulate, Activation, CacheType, Dtype, FP8_BLOCK};
-pub use kv::{KvHeads, KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
+pub use kv::{KvHeads, KvLayout, KvStorage, NO_PAGE, PAGE_SIZE, UnknownCacheType, WindowPools};
 pub use memory::ArenaLayout;
 pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};
 pub use op::{
@@ -208,6 +208,6 @@ impl Plan {
 
     /// The offset of each step input in the step buffer.
     pub fn step_layout(&self) -> StepLayout {
-        StepLayout::new(&self.bounds)
+        StepLayout::new(&self.bounds, self.kv.windows.is_some())
     }
 }

@@ -137,6 +137,7 @@ mod tests {
         let kv = KvLayout {
             layers: vec![KvHeads { num_kv_heads: 2, head_dim: 64 }; 2],
             num_pages: 2,
+            windows: None,
             dtype: Dtype::F32,
             storage: KvStorage::default(),
         };
@@ -194,6 +195,7 @@ mod tests {
             KvLayout {
                 layers: vec![KvHeads { num_kv_heads, head_dim }],
                 num_pages,
+                windows: None,
                 dtype,
                 storage: KvStorage::default(),
             }

@@ -3,8 +3,10 @@
 /// How much of sequences is kept between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSize {
-    /// Pages of each pool of the KV cache.
+    /// Pages of each pool of the KV cache, of layers without a window.
     pub num_pages: usize,
+    /// Pages of each pool of layers with one.
+    pub num_window_pages: usize,
     /// Sequences that have a recurrent state at a time, in models that have one.
     pub num_states: usize,
 }
@@ -12,7 +14,7 @@ pub struct CacheSize {
 impl From<usize> for CacheSize {
     /// So many pages, and a state for each: no sequence has less than a page.
     fn from(num_pages: usize) -> Self {
-        CacheSize { num_pages, num_states: num_pages }
+        CacheSize { num_pages, num_window_pages: num_pages, num_states: num_pages }
     }
 }
 

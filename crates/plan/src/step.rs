@@ -27,6 +27,10 @@ pub struct StepLayout {
     pub sampling: usize,
     /// `[max_seqs, max_pages_per_seq]`.
     pub block_table: usize,
+    /// The slots of layers with a window: where those of the others are, if they share them.
+    pub window_slot_mapping: usize,
+    /// Likewise their block table.
+    pub window_block_table: usize,
     /// Length of the whole buffer.
     pub len: usize,
 }
@@ -39,8 +43,8 @@ impl StepLayout {
     /// Element of the buffer that holds the number of logit rows.
     pub const NUM_LOGIT_ROWS: usize = 2;
 
-    /// The layout for `bounds`.
-    pub fn new(bounds: &Bounds) -> Self {
+    /// The layout for `bounds`; with pages of their own for layers with a window, or without.
+    pub fn new(bounds: &Bounds, has_windows: bool) -> Self {
         let mut next = 4;
         let mut place = |len: usize| {
             let start = next;
@@ -55,7 +59,12 @@ impl StepLayout {
         let kv_lens = place(bounds.max_seqs);
         let logit_rows = place(bounds.max_logit_rows);
         let sampling = place(bounds.max_logit_rows * ROW_SAMPLING_LEN);
-        let block_table = place(bounds.max_seqs * bounds.max_pages_per_seq());
+        let table_len = bounds.max_seqs * bounds.max_pages_per_seq();
+        let block_table = place(table_len);
+        let (window_slot_mapping, window_block_table) = match has_windows {
+            true => (place(bounds.max_tokens), place(table_len)),
+            false => (slot_mapping, block_table),
+        };
         StepLayout {
             token_ids,
             positions,
@@ -66,6 +75,8 @@ impl StepLayout {
             logit_rows,
             sampling,
             block_table,
+            window_slot_mapping,
+            window_block_table,
             len: next,
         }
     }
@@ -89,6 +100,10 @@ pub struct StepInputs {
     pub state_slots: Vec<[u32; 2]>,
     /// `[num_seqs]` block tables, each as long as its sequence needs.
     pub block_tables: Vec<Vec<u32>>,
+    /// `[num_tokens]`: the slots of layers with a window; none if they are those of the others.
+    pub window_slot_mapping: Vec<u32>,
+    /// Their block tables, likewise: of pages that left with the window there is [`NO_PAGE`](crate::NO_PAGE).
+    pub window_tables: Vec<Vec<u32>>,
     /// `[num_logit_rows]`: tokens whose logits are wanted.
     pub logit_rows: Vec<u32>,
     /// `[num_logit_rows]`: how the token after each of them is chosen.
@@ -146,9 +161,7 @@ impl StepInputs {
         self.token_ids.extend_from_slice(tokens);
         for position in past_len..kv_len {
             self.positions.push(position as u32);
-            self.slot_mapping.push(
-                pages[position / PAGE_SIZE] * PAGE_SIZE as u32 + (position % PAGE_SIZE) as u32,
-            );
+            self.slot_mapping.push(slot(pages, position));
         }
         self.cu_seqlens_q.push(self.token_ids.len() as u32);
         self.kv_lens.push(kv_len as u32);
@@ -157,6 +170,35 @@ impl StepInputs {
         self.logit_rows.extend(logits.map(|row| (first + row) as u32));
         self.sampling.resize(self.logit_rows.len(), RowSampling::GREEDY);
         self.edit_ends.resize(self.logit_rows.len(), self.edits.len());
+    }
+
+    /// Says that layers with a window have `pages` of their own of the sequence that was pushed
+    /// last: of each sequence or of none.
+    ///
+    /// # Panics
+    /// If the pages are too few: the engine's fault, never the user's.
+    pub fn put_window_pages(&mut self, pages: &[u32]) {
+        let num_pages = self.block_tables.last().map_or(0, Vec::len);
+        let first = self.window_slot_mapping.len();
+        let slots = self.positions[first..].iter().map(|&position| slot(pages, position as usize));
+        self.window_slot_mapping.extend(slots);
+        self.window_tables.push(pages[..num_pages].to_vec());
+    }
+
+    /// The slots of layers with a window, or of the others.
+    pub fn slots(&self, with_window: bool) -> &[u32] {
+        match with_window && !self.window_tables.is_empty() {
+            true => &self.window_slot_mapping,
+            false => &self.slot_mapping,
+        }
+    }
+
+    /// The block tables of layers with a window, or of the others.
+    pub fn tables(&self, with_window: bool) -> &[Vec<u32>] {
+        match with_window && !self.window_tables.is_empty() {
+            true => &self.window_tables,
+            false => &self.block_tables,
+        }
     }
 
     /// Changes logits of the last row before its token is chosen: of each token one at most. Logits
@@ -213,14 +255,26 @@ impl StepInputs {
             .map(|(sampling, &end)| sampling.words(end as u32))
             .collect();
         put(layout.sampling, sampling.as_flattened());
-        for (seq, pages) in self.block_tables.iter().enumerate() {
-            put(layout.block_table + seq * bounds.max_pages_per_seq(), pages);
+        let tables = [(layout.block_table, false), (layout.window_block_table, true)];
+        let has_windows = layout.window_block_table != layout.block_table;
+        for (start, with_window) in tables.into_iter().take(1 + usize::from(has_windows)) {
+            for (seq, pages) in self.tables(with_window).iter().enumerate() {
+                put(start + seq * bounds.max_pages_per_seq(), pages);
+            }
+        }
+        if has_windows {
+            put(layout.window_slot_mapping, self.slots(true));
         }
         let seq_ids = &mut buffer[layout.seq_ids..][..self.num_tokens()];
         for (seq, ends) in self.cu_seqlens_q.windows(2).enumerate() {
             seq_ids[ends[0] as usize..ends[1] as usize].fill(seq as u32);
         }
     }
+}
+
+/// The slot of `position` of a sequence on `pages`.
+fn slot(pages: &[u32], position: usize) -> u32 {
+    pages[position / PAGE_SIZE] * PAGE_SIZE as u32 + (position % PAGE_SIZE) as u32
 }
 
 #[cfg(test)]
@@ -283,7 +337,7 @@ mod tests {
             max_kv_len: 200,
             mixed: false,
         };
-        let layout = StepLayout::new(&bounds);
+        let layout = StepLayout::new(&bounds, false);
         const UNTOUCHED: u32 = 0xdead;
         let mut buffer = vec![UNTOUCHED; layout.len];
         inputs.write(&layout, &bounds, &mut buffer);

@@ -190,6 +190,7 @@ impl Decoder {
         let kv = KvLayout {
             layers: vec![KvHeads { num_kv_heads, head_dim }],
             num_pages: max_tokens,
+            windows: None,
             dtype,
             storage: KvStorage::default(),
         };

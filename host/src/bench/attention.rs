@@ -187,6 +187,7 @@ impl Bench {
         let kv = KvLayout {
             layers: vec![KvHeads { num_kv_heads, head_dim }; self.copies],
             num_pages: self.shape.batch * self.shape.pages_per_seq(),
+            windows: None,
             dtype: self.precision.cache(),
             storage: KvStorage::default(),
         };

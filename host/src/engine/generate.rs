@@ -2,7 +2,7 @@
 
 use super::pages::PageTable;
 use super::request::check_prompt;
-use super::{Engine, EngineError, Event, EventKind, Generation, Request, RequestId, push_table};
+use super::{Engine, EngineError, Event, EventKind, Generation, Request, RequestId};
 use crate::exec::Want;
 use crate::plan::StepInputs;
 use std::ops::ControlFlow;
@@ -95,8 +95,8 @@ impl Engine {
         if !self.model.config().is_causal {
             return Err(EngineError::NoGeneration);
         }
-        let pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
-        let result = self.logits_in(&pages, tokens, first, each);
+        let mut pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
+        let result = self.logits_in(&mut pages, tokens, first, each);
         self.scheduler.give_back(pages);
         result
     }
@@ -104,7 +104,7 @@ impl Engine {
     /// [`Engine::logits_from`] with the cache in `pages`.
     fn logits_in(
         &mut self,
-        pages: &PageTable,
+        pages: &mut PageTable,
         tokens: &[u32],
         first: usize,
         mut each: impl FnMut(&[f32]),
@@ -113,13 +113,13 @@ impl Engine {
         let mut past_len = 0;
         for chunk in before.chunks(self.buckets.max_tokens) {
             let mut inputs = StepInputs::new();
-            push_table(&mut inputs, chunk, past_len, pages, 0..0);
+            self.push_chunk(&mut inputs, chunk, past_len, pages, 0..0)?;
             self.run_prompts(&inputs, Want::Nothing)?;
             past_len += chunk.len();
         }
         for chunk in wanted.chunks(self.buckets.logit_chunk()) {
             let mut inputs = StepInputs::new();
-            push_table(&mut inputs, chunk, past_len, pages, 0..chunk.len());
+            self.push_chunk(&mut inputs, chunk, past_len, pages, 0..chunk.len())?;
             each(&self.run_prompts(&inputs, Want::Logits)?.logits);
             past_len += chunk.len();
         }

@@ -29,6 +29,7 @@ mod sequence;
 mod service;
 mod sizing;
 mod states;
+mod windows;
 
 pub use cache_event::{CacheEvent, StoredPage};
 pub use chain::{Dry, Mirostat, Penalties, Pieces, SamplerChain, SamplerStep};
@@ -69,6 +70,7 @@ use states::StatePool;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use windows::Windows;
 
 /// What an engine is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,17 +165,11 @@ impl Engine {
         max_tokens: usize,
         report: impl Fn(usize, usize) -> ControlFlow<()> + Sync,
     ) -> Result<Self, EngineError> {
-        let (numerics, size @ Size { buckets, num_pages, budget }) =
+        let (numerics, Size { buckets, cache, budget }) =
             sizing::size(model, options, attempts, max_tokens, || options.device.free_memory())?;
         let world = options.tensor_parallel_size.get();
-        let plans = self::plans(
-            model,
-            world,
-            PlanOutput::Logits,
-            &numerics,
-            buckets.largest(),
-            size.cache(),
-        )?;
+        let plans =
+            self::plans(model, world, PlanOutput::Logits, &numerics, buckets.largest(), cache)?;
         let weight_bytes = plans.iter().map(Plan::weight_bytes).sum();
         let weights = Progress::new(model.checkpoint(), weight_bytes, report);
         let executor = exec::open_ranks(options.device, &options.gpu(), &plans, &weights)?;
@@ -184,9 +180,12 @@ impl Engine {
             max_tokens_beside_rows: buckets.logit_chunk(),
             long_prefill_token_threshold: options.long_prefill_token_threshold,
         };
-        let mut pages = PageAllocator::new(num_pages);
+        let mut pages = PageAllocator::new(cache.num_pages);
+        if let Some(window) = model.config().window() {
+            pages = pages.with_windows(Windows::new(cache.num_window_pages, window));
+        }
         if model.config().delta.is_some() {
-            let states = StatePool::new(size.cache().num_states, options.snapshot_distance());
+            let states = StatePool::new(cache.num_states, options.snapshot_distance());
             pages = pages.with_states(states);
         }
         let mut engine = Engine {
@@ -196,7 +195,7 @@ impl Engine {
             numerics,
             notes: Vec::new(),
             buckets,
-            cache: size.cache(),
+            cache,
             budget,
             prepared: HashMap::new(),
             scheduler: Scheduler::new(turns, limits, pages),
@@ -306,7 +305,8 @@ impl Engine {
     /// cannot find any more. It is called where the engine's methods are, before a step that reuses
     /// what it tells of; it has to return soon. With [`EngineOptions::batch_invariant`] pages with
     /// generated tokens are not told of: no prompt finds them. Nor are any of models with a
-    /// recurrent state: pages alone are of no use to these.
+    /// recurrent state: pages alone are of no use to these. Of models with sliding windows they are
+    /// those of the other layers: a request begins with fewer where a window's are gone.
     pub fn on_cache_event(&mut self, listener: impl FnMut(CacheEvent) + Send + 'static) {
         self.scheduler.listen(Listener::new(listener));
     }
@@ -385,8 +385,7 @@ impl Engine {
             let sequence = self.scheduler.running(entry.index);
             let tokens = &sequence.pending()[..entry.num_tokens];
             let rows = sequence.logit_rows(entry);
-            inputs.push_sequence(tokens, sequence.num_cached(), sequence.pages(), rows);
-            put_state(&mut inputs, sequence.state());
+            push_table(&mut inputs, tokens, sequence.num_cached(), sequence.pages(), rows);
             if let Some(second) = sequence.second_text() {
                 // The rows of the second type come after those of the first.
                 let first = inputs.positions.len() - entry.num_tokens;
@@ -403,6 +402,23 @@ impl Engine {
             }
         }
         inputs
+    }
+
+    /// Adds tokens of a sequence that is none of the scheduler's to `inputs`, with their place in
+    /// the cache.
+    fn push_chunk(
+        &mut self,
+        inputs: &mut StepInputs,
+        tokens: &[u32],
+        past_len: usize,
+        table: &mut PageTable,
+        logits: std::ops::Range<usize>,
+    ) -> Result<(), EngineError> {
+        if !self.scheduler.slide(table, past_len..past_len + tokens.len()) {
+            return Err(EngineError::CacheFull);
+        }
+        push_table(inputs, tokens, past_len, table, logits);
+        Ok(())
     }
 
     /// Rows of the table of positions from a type of tokens to the next; 0 if there is one type.
@@ -531,13 +547,6 @@ fn plans(
     Rank::all(world).map(|rank| model.plan_of(rank, output, numerics, bounds, cache)).collect()
 }
 
-/// Says where the recurrent state of the last sequence of `inputs` is, if it has one.
-fn put_state(inputs: &mut StepInputs, state: Option<[u32; 2]>) {
-    if let (Some(slots), Some(state)) = (inputs.state_slots.last_mut(), state) {
-        *slots = state;
-    }
-}
-
 /// Adds a sequence whose cache is `table` to `inputs`.
 fn push_table(
     inputs: &mut StepInputs,
@@ -547,5 +556,10 @@ fn push_table(
     logits: std::ops::Range<usize>,
 ) {
     inputs.push_sequence(tokens, past_len, table.pages(), logits);
-    put_state(inputs, table.state());
+    if let Some(pages) = table.window_pages() {
+        inputs.put_window_pages(pages);
+    }
+    if let (Some(slots), Some(state)) = (inputs.state_slots.last_mut(), table.state()) {
+        *slots = state;
+    }
 }

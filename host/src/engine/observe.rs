@@ -2,7 +2,7 @@
 
 use super::pages::PageTable;
 use super::request::check_prompt;
-use super::{Engine, EngineError, push_table};
+use super::{Engine, EngineError};
 use crate::exec::{Activations, ExecError, PreparedPlan, StepTimes, Want};
 use crate::plan::{Plan, PlanOutput, StepInputs, StepShape};
 
@@ -98,11 +98,12 @@ impl Engine {
             let mut past_len = 0;
             for chunk in cached.chunks(self.buckets.max_tokens) {
                 let mut inputs = StepInputs::new();
-                push_table(&mut inputs, chunk, past_len, &tables[seq], 0..0);
+                self.push_chunk(&mut inputs, chunk, past_len, &mut tables[seq], 0..0)?;
                 self.run_prompts(&inputs, Want::Nothing)?;
                 past_len += chunk.len();
             }
-            push_table(&mut inputs, new, past_len, &tables[seq], new_tokens - 1..new_tokens);
+            let last = new_tokens - 1..new_tokens;
+            self.push_chunk(&mut inputs, new, past_len, &mut tables[seq], last)?;
         }
         Ok(inputs)
     }
@@ -119,9 +120,9 @@ impl Engine {
     ) -> Result<(), EngineError> {
         check_prompt(tokens, self.model.config().vocab_size, self.context())?;
         self.check_step(tokens.len())?;
-        let pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
+        let mut pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
         let mut inputs = StepInputs::new();
-        push_table(&mut inputs, tokens, 0, &pages, tokens.len() - 1..tokens.len());
+        self.push_chunk(&mut inputs, tokens, 0, &mut pages, tokens.len() - 1..tokens.len())?;
         let bounds = self.buckets.bounds_for(&inputs, true);
         let observed = self.prepare(PlanOutput::Logits, bounds).and_then(|prepared| {
             let plan = self.executor.plan(prepared)?.clone();

@@ -4,25 +4,34 @@ use super::cache_event::{Listener, StoredPage};
 use super::pool::Pool;
 use super::prefix::PageHash;
 use super::states::{Snapshots, State, StatePool};
+use super::windows::Windows;
 use crate::plan::PAGE_SIZE;
+use std::ops::Range;
 
-/// The pages of a cache, and the recurrent states of models that have them.
+/// The pages of a cache, those of layers with a window, and the recurrent states, of models that
+/// have them.
 #[derive(Debug)]
 pub struct PageAllocator {
     pages: Pool,
+    windows: Option<Windows>,
     states: Option<StatePool>,
 }
 
 impl PageAllocator {
     /// `num_pages` free pages.
     pub fn new(num_pages: usize) -> Self {
-        PageAllocator { pages: Pool::new(num_pages), states: None }
+        PageAllocator { pages: Pool::new(num_pages), windows: None, states: None }
     }
 
     /// Gives each sequence one of `states` beside its pages. Then a sequence can begin with the
     /// pages of another where a state is kept: see [`PageAllocator::begin`].
     pub fn with_states(self, states: StatePool) -> Self {
         PageAllocator { states: Some(states), ..self }
+    }
+
+    /// Gives layers with a window pages of their own.
+    pub fn with_windows(self, windows: Windows) -> Self {
+        PageAllocator { windows: Some(windows), ..self }
     }
 
     /// Pages of the cache.
@@ -48,30 +57,57 @@ impl PageAllocator {
         self.pages.num_holders(page) > 1 || self.pages.knows(page)
     }
 
+    /// [`PageAllocator::is_shared`] of a page of layers with a window.
+    #[cfg(test)]
+    pub fn is_window_shared(&self, page: u32) -> bool {
+        self.windows.as_ref().is_some_and(|windows| windows.is_shared(page))
+    }
+
+    /// The pages of layers with a window that no sequence holds.
+    #[cfg(test)]
+    pub fn num_free_of_windows(&self) -> usize {
+        self.windows.as_ref().map_or(0, Windows::num_free)
+    }
+
     /// What is known of the first pages of a sequence, which have these hashes.
     pub fn begin(&self, hashes: &[PageHash]) -> Beginning {
         let mut pages: Vec<u32> = hashes.iter().map_while(|hash| self.pages.find(hash)).collect();
         let num_known = pages.len();
-        let Some(states) = &self.states else { return Beginning { num_known, pages, state: None } };
-        let (len, state) = states.last_kept(&hashes[..num_known]).unzip();
-        pages.truncate(len.unwrap_or_default());
-        Beginning { num_known, pages, state }
+        let has_state = |len: usize| match &self.states {
+            Some(states) => states.find(&hashes[len - 1]).is_some(),
+            None => true,
+        };
+        let (len, window) = match &self.windows {
+            Some(windows) => {
+                let window = windows.longest(&hashes[..num_known], has_state).unwrap_or_default();
+                (window.len(), window)
+            }
+            None => ((1..=num_known).rev().find(|&len| has_state(len)).unwrap_or(0), Vec::new()),
+        };
+        pages.truncate(len);
+        let state = len.checked_sub(1).and_then(|last| self.states.as_ref()?.find(&hashes[last]));
+        Beginning { num_known, pages, window, state }
     }
 
-    /// Lets other sequences find a page that a sequence holds, and that nobody writes to any more.
-    /// A listener is told what `stored` makes of it, if anything.
+    /// Lets other sequences find the page of `table` at `index`, that nobody writes to any more. A
+    /// listener is told what `stored` makes of it, if anything.
     pub fn publish(
         &mut self,
         hash: PageHash,
-        page: u32,
+        table: &PageTable,
+        index: usize,
         stored: impl FnOnce() -> Option<StoredPage>,
     ) {
-        self.pages.publish(hash, page, stored);
+        if let Some(windows) = &mut self.windows {
+            windows.publish(hash, table.window[index], self.pages.find(&hash).is_none());
+        }
+        self.pages.publish(hash, table.pages[index], stored);
     }
 
     /// Lets no other sequence find any page or state that is there now.
     pub fn forget_all(&mut self) {
         self.pages.forget_all();
+        self.windows.iter_mut().for_each(Windows::forget_all);
         self.states.iter_mut().for_each(StatePool::forget_all);
     }
 
@@ -88,6 +124,8 @@ pub struct Beginning {
     pub num_known: usize,
     /// The first of them, which a sequence can begin with.
     pub pages: Vec<u32>,
+    /// Those of layers with a window, of models that have them.
+    pub window: Vec<u32>,
     /// The slot of the recurrent state after them.
     pub state: Option<u32>,
 }
@@ -96,6 +134,8 @@ pub struct Beginning {
 #[derive(Debug, Default)]
 pub struct PageTable {
     pages: Vec<u32>,
+    /// Those of layers with a window, of models that have them: see [`PageTable::slide`].
+    window: Vec<u32>,
     /// The recurrent state, of models that have one.
     state: Option<State>,
 }
@@ -104,6 +144,11 @@ impl PageTable {
     /// The pages: a row of the block table.
     pub fn pages(&self) -> &[u32] {
         &self.pages
+    }
+
+    /// The pages of layers with a window, if these have their own: a row of their block table.
+    pub fn window_pages(&self) -> Option<&[u32]> {
+        (!self.window.is_empty()).then_some(&self.window)
     }
 
     /// The slots that the next step reads the sequence's recurrent state from and writes it to, if
@@ -123,7 +168,7 @@ impl PageTable {
     #[must_use]
     pub fn grow_from(
         &mut self,
-        PageAllocator { pages, states }: &mut PageAllocator,
+        PageAllocator { pages, windows, states }: &mut PageAllocator,
         found: &Beginning,
         len: usize,
     ) -> bool {
@@ -143,16 +188,29 @@ impl PageTable {
         found.pages.iter().for_each(|&page| pages.retain(page));
         self.pages.extend(&found.pages);
         self.pages.extend((0..missing).map_while(|_| pages.take()));
+        if let Some(windows) = windows {
+            windows.retain(&found.window);
+            self.window.extend(&found.window);
+        }
         true
+    }
+
+    /// Readies the pages of layers with a window for a step with the positions `new`: gives those
+    /// back that left the window, and takes those that are missing. There are enough, if a step has
+    /// no more sequences and tokens than the engine is made for; else it is false.
+    #[must_use]
+    pub fn slide(&mut self, allocator: &mut PageAllocator, new: Range<usize>) -> bool {
+        allocator.windows.as_mut().is_none_or(|windows| windows.slide(&mut self.window, new))
     }
 
     /// Gives back the pages after position `len`, and with the last one the recurrent state; the
     /// last page first: it is the first whose tokens are forgotten, as without those before them
     /// they are of no use.
     pub fn truncate(&mut self, allocator: &mut PageAllocator, len: usize) {
-        let PageAllocator { pages, states } = allocator;
+        let PageAllocator { pages, windows, states } = allocator;
         let keep = len.div_ceil(PAGE_SIZE).min(self.pages.len());
         self.pages.drain(keep..).rev().for_each(|page| pages.release(page));
+        windows.iter_mut().for_each(|windows| windows.truncate(&mut self.window, keep));
         if self.pages.is_empty()
             && let (Some(states), Some(state)) = (states, self.state.take())
         {
@@ -177,6 +235,9 @@ impl PageTable {
     /// Gives back all pages, and lets nobody find them, nor a state after those of `hashes`.
     pub fn forget(&mut self, allocator: &mut PageAllocator, hashes: &[PageHash]) {
         self.pages.iter().for_each(|&page| allocator.pages.forget(page));
+        if let Some(windows) = &mut allocator.windows {
+            hashes.iter().for_each(|hash| windows.forget(hash));
+        }
         if let Some(states) = &mut allocator.states {
             hashes.iter().for_each(|hash| states.forget(hash));
         }

@@ -6,6 +6,7 @@ use super::pages::{PageAllocator, PageTable};
 use super::{EngineStats, RequestId, sequence::Sequence};
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 
 /// Sequences that wait, sequences that run, and the pages of the cache.
 #[derive(Debug)]
@@ -94,6 +95,12 @@ impl Scheduler {
     pub fn take_pages(&mut self, len: usize) -> Option<PageTable> {
         let mut table = PageTable::default();
         table.grow(&mut self.pages, len).then_some(table)
+    }
+
+    /// Readies `table` for a step with the positions `new` of it, as [`PageTable::slide`].
+    #[must_use]
+    pub fn slide(&mut self, table: &mut PageTable, new: Range<usize>) -> bool {
+        table.slide(&mut self.pages, new)
     }
 
     /// Gives back what [`Scheduler::take_pages`] took.
@@ -238,7 +245,8 @@ impl Scheduler {
             let max_chunk = max_chunk.min(sequence.before_snapshot().unwrap_or(usize::MAX));
             let chunk = pending.min(end.saturating_sub(num_tokens)).min(max_chunk);
             let is_cut = sequence.is_whole() && chunk < pending;
-            if chunk > 0 && !is_cut && sequence.is_pooled() == pooled {
+            let takes_part = chunk > 0 && !is_cut && sequence.is_pooled() == pooled;
+            if takes_part && self.running[index].slide(&mut self.pages, chunk) {
                 batch.push(self.entry(index, chunk));
                 (num_tokens, max_tokens) = (num_tokens + chunk, end);
             }
@@ -258,7 +266,9 @@ impl Scheduler {
         while index < self.running.len() {
             if self.prompt_len(index) > 0 {
                 index += 1;
-            } else if self.running[index].reserve(&mut self.pages) {
+            } else if self.running[index].reserve(&mut self.pages)
+                && self.running[index].slide(&mut self.pages, 1)
+            {
                 batch.push(self.entry(index, 1));
                 index += 1;
             } else {

@@ -164,14 +164,9 @@ impl Sequence {
         self.num_cached
     }
 
-    /// The pages that hold them.
-    pub fn pages(&self) -> &[u32] {
-        self.pages.pages()
-    }
-
-    /// The slots that the next step reads its recurrent state from and writes it to, if it has one.
-    pub fn state(&self) -> Option<[u32; 2]> {
-        self.pages.state()
+    /// Where they are.
+    pub fn pages(&self) -> &PageTable {
+        &self.pages
     }
 
     /// Tokens of the prompt that a step may take before the recurrent state is to be kept.
@@ -394,11 +389,19 @@ impl Sequence {
         self.hash_pages(turns, num_full);
         for index in self.num_published..num_full {
             let stored = || self.stored_page(turns, index);
-            allocator.publish(self.hashes[index], self.pages()[index], stored);
+            allocator.publish(self.hashes[index], &self.pages, index, stored);
         }
         self.num_published = num_full;
         let hashes = &self.hashes[..num_full];
         self.pages.keep_state(allocator, &mut self.snapshots, self.num_cached, hashes);
+        // What left its window before the steps of others take pages; it takes none itself.
+        let _ = self.slide(allocator, 0);
+    }
+
+    /// Readies its pages for a step of `num_tokens` tokens, as [`PageTable::slide`].
+    #[must_use]
+    pub fn slide(&mut self, allocator: &mut PageAllocator, num_tokens: usize) -> bool {
+        self.pages.slide(allocator, self.num_cached..self.num_cached + num_tokens)
     }
 
     /// What there is to say of a full page; nothing if no prompt can find it, as it holds generated

@@ -1,10 +1,11 @@
 //! How long the context is and how large the cache, by the options and the memory that there is.
 
 use super::precision::Attempts;
+use super::windows::Windows;
 use super::{Buckets, EngineError, EngineOptions};
 use crate::Model;
 use crate::exec::{self, ExecError, MemoryInfo};
-use crate::model::ModelError;
+use crate::model::{Config, ModelError};
 use crate::plan::{
     Bounds, BudgetError, CacheSize, Fits, MemoryBudget, Numerics, PAGE_SIZE, Plan, Precision, Rank,
 };
@@ -24,21 +25,21 @@ pub struct Sizing<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     pub buckets: Buckets,
-    pub num_pages: usize,
+    /// What the plans are made for.
+    pub cache: CacheSize,
     pub budget: MemoryBudget,
 }
 
-impl Size {
-    /// What the plans are made for: a recurrent state for each sequence that runs at once, none of
-    /// which has less than a page, and some to be kept.
-    pub fn cache(&self) -> CacheSize {
-        cache_size(&self.buckets, self.num_pages)
-    }
-}
-
-fn cache_size(buckets: &Buckets, num_pages: usize) -> CacheSize {
+/// The cache of `num_pages`: a recurrent state and pages of a window for each sequence that runs at
+/// once, none of which has less than a page, and some to be kept.
+fn cache_size(model: &Config, buckets: &Buckets, num_pages: usize) -> CacheSize {
     let num_kept = buckets.max_seqs.clamp(2, 16);
-    CacheSize { num_pages, num_states: buckets.max_seqs.min(num_pages) + num_kept }
+    let num_window_pages = match model.window() {
+        Some(window) => Windows::num_pages(window, buckets, num_kept, num_pages),
+        None => num_pages,
+    };
+    let num_states = buckets.max_seqs.min(num_pages) + num_kept;
+    CacheSize { num_pages, num_window_pages, num_states }
 }
 
 /// A context and a cache for it.
@@ -149,23 +150,23 @@ impl Sizing<'_> {
         let mixes = max_seqs > 1 && !self.numerics.batch_invariant && is_causal;
         let buckets = Buckets { max_tokens, max_seqs, context, mixes };
         let ranks = Rank::all(self.options.tensor_parallel_size.get());
-        let budgets = ranks.map(|rank| self.budget_of(rank, &buckets, num_pages));
+        let cache = cache_size(self.model.config(), &buckets, num_pages);
+        let budgets = ranks.map(|rank| self.budget_of(rank, &buckets, cache));
         let budgets = budgets.collect::<Result<Vec<_>, EngineError>>()?;
         let budget = match self.options.device.cuda_ordinal() {
             // Each rank has a device of its own.
             Some(_) => budgets.into_iter().max_by_key(MemoryBudget::total_bytes),
             None => budgets.into_iter().reduce(MemoryBudget::together),
         };
-        Ok(Size { buckets, num_pages, budget: budget.unwrap_or_default() })
+        Ok(Size { buckets, cache, budget: budget.unwrap_or_default() })
     }
 
     fn budget_of(
         &self,
         rank: Rank,
         buckets: &Buckets,
-        num_pages: usize,
+        cache: CacheSize,
     ) -> Result<MemoryBudget, EngineError> {
-        let cache = cache_size(buckets, num_pages);
         let outline = |bounds: Bounds| self.model.outline(rank, &self.numerics, bounds, cache);
         let prepared = buckets.all().into_iter().map(outline);
         let prepared = prepared.collect::<Result<Vec<Plan>, ModelError>>()?;

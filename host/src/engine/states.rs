@@ -24,11 +24,9 @@ impl StatePool {
         self.distance
     }
 
-    /// How many of the pages of `hashes` a sequence can begin with, and the slot of the state after
-    /// them: as many as there is a state for.
-    pub fn last_kept(&self, hashes: &[PageHash]) -> Option<(usize, u32)> {
-        let kept = |(index, hash)| Some((index + 1, self.slots.find(hash)?));
-        hashes.iter().enumerate().rev().find_map(kept)
+    /// The slot of the state that was kept after the page of `hash`.
+    pub fn find(&self, hash: &PageHash) -> Option<u32> {
+        self.slots.find(hash)
     }
 
     /// A state that begins with zeros or, if it is given, with the kept one in slot `kept`.
@@ -179,7 +177,7 @@ mod tests {
         assert_eq!(state.slots(), [0, 0]);
         states.keep(&mut state, hash(7));
         assert_eq!(state.slots(), [0, 1]);
-        assert_eq!(states.last_kept(&[hash(6), hash(7), hash(8)]), Some((2, 0)));
+        assert_eq!([6, 7, 8].map(|content| states.find(&hash(content))), [None, Some(0), None]);
         states.settle(&mut state);
         assert_eq!((state.slots(), states.num_free()), ([1, 1], 2));
         let other = states.begin(Some(0)).unwrap();
@@ -200,7 +198,7 @@ mod tests {
         let readers = [(); 2].map(|()| states.begin(Some(0)).unwrap());
         assert_eq!(readers.each_ref().map(State::slots), [[0, 1], [0, 2]]);
         states.forget(&hash(1));
-        assert_eq!(states.last_kept(&[hash(1)]), None);
+        assert_eq!(states.find(&hash(1)), None);
         let [first, second] = readers;
         states.end(first);
         assert_eq!(states.begin(None).unwrap().slots(), [1, 1], "not 0, which the second reads");
@@ -217,9 +215,9 @@ mod tests {
             states.keep(&mut state, hash(content));
             states.settle(&mut state);
         }
-        let again = states.begin(states.last_kept(&[hash(1)]).map(|(_, slot)| slot));
+        let again = states.begin(states.find(&hash(1)));
         assert!(again.is_some(), "in the slot of the second, which nobody reads");
-        assert_eq!(states.last_kept(&[hash(1), hash(2)]).map(|(len, _)| len), Some(1));
+        assert_eq!([1, 2].map(|content| states.find(&hash(content)).is_some()), [true, false]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What every executor checks before a step: that its inputs stay inside the plan and the cache.
 
 use super::ExecError;
-use crate::plan::{Op, PAGE_SIZE, Plan, StepInputs};
+use crate::plan::{Attention, Op, PAGE_SIZE, Plan, StepInputs};
 
 /// Checks `inputs` against the bounds, the vocabulary, the position tables and the cache of `plan`.
 ///
@@ -32,14 +32,44 @@ pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
     }
     below("token id", &inputs.token_ids, num_ids)?;
     below("position", &inputs.positions, num_positions)?;
-    below("slot", &inputs.slot_mapping, plan.kv.num_pages * PAGE_SIZE)?;
+    for with_window in [false, true] {
+        let num_pages = plan.kv.num_pages_of(with_window);
+        below("slot", inputs.slots(with_window), num_pages * PAGE_SIZE)?;
+        let reach = if with_window { reach(plan) } else { usize::MAX };
+        for (seq, pages) in inputs.tables(with_window).iter().enumerate() {
+            let first_new = inputs.kv_lens[seq] - q_len(inputs, seq);
+            let first_seen = (first_new as usize + 1).saturating_sub(reach);
+            below("page", &pages[first_seen / PAGE_SIZE..], num_pages)?;
+        }
+    }
     if plan.states.num_layers > 0 {
         below("state", inputs.state_slots.as_flattened(), plan.states.num_slots)?;
     }
     below("logit row", &inputs.logit_rows, inputs.num_tokens())?;
     let edited: Vec<u32> = inputs.edits.iter().map(|edit| edit.token).collect();
-    below("edited token", &edited, plan.output.width)?;
-    inputs.block_tables.iter().try_for_each(|pages| below("page", pages, plan.kv.num_pages))
+    below("edited token", &edited, plan.output.width)
+}
+
+/// How far layers with a window see.
+fn reach(plan: &Plan) -> usize {
+    let attention = plan.ops.iter().filter_map(attention);
+    let windows = attention.filter(|op| plan.kv.has_window(op.layer)).filter_map(|op| op.window);
+    windows.max().unwrap_or(usize::MAX)
+}
+
+/// The attention that `op` is a part of.
+fn attention(op: &Op) -> Option<&Attention> {
+    match op {
+        Op::AttentionScores(op) | Op::AttentionSoftmax(op) | Op::AttentionValues(op) => {
+            Some(&op.attention)
+        }
+        _ => op.attention(),
+    }
+}
+
+/// New tokens of a sequence.
+fn q_len(inputs: &StepInputs, seq: usize) -> u32 {
+    inputs.cu_seqlens_q[seq + 1] - inputs.cu_seqlens_q[seq]
 }
 
 /// Whether the lengths of the arrays agree with each other.

@@ -220,7 +220,7 @@ pub(super) fn launcher(plan: &Plan, op: &Attention) -> attention::Attention {
         max_decode_q_len: plan.bounds.max_decode_q_len(),
         max_kv_len: plan.bounds.max_kv_len,
         max_pages_per_seq: plan.bounds.max_pages_per_seq(),
-        num_pages: plan.kv.num_pages,
+        num_pages: plan.kv.pool_pages(op.layer),
         num_heads: op.num_heads,
         num_kv_heads: op.num_kv_heads,
         head_dim: op.head_dim,
@@ -498,7 +498,7 @@ impl<'a> Lowering<'a> {
     ) -> Result<Launched, ExecError> {
         let operands = self.attention_operands::<E>(op, pools)?;
         let (launcher, workspace) = (launcher(self.plan, op), self.attention_workspace());
-        let (seqs, maps) = (self.seqs(&launcher), &mut self.maps);
+        let (seqs, maps) = (self.seqs(op.layer, &launcher), &mut self.maps);
         let encode = &mut |spec: &_| maps.encode(spec);
         Ok(launcher.prefill(self.gpu, &seqs, &operands, &workspace, encode))
     }
@@ -513,7 +513,8 @@ impl<'a> Lowering<'a> {
         let append = append.map(|append| self.append::<E>(append)).transpose()?;
         let workspace = self.attention_workspace();
         let launcher = launcher(self.plan, op);
-        Ok(launcher.decode(self.gpu, &self.seqs(&launcher), &operands, append.as_ref(), &workspace))
+        let seqs = self.seqs(op.layer, &launcher);
+        Ok(launcher.decode(self.gpu, &seqs, &operands, append.as_ref(), &workspace))
     }
 
     fn attention_workspace(&self) -> AttentionWorkspace {
@@ -523,13 +524,29 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn seqs(&self, attention: &attention::Attention) -> SeqInputs {
+    /// The slots of the cache that `layer` appends to.
+    fn slots(&self, layer: usize) -> DevicePtr<u32> {
+        self.input(match self.plan.kv.has_window(layer) {
+            true => self.step.window_slot_mapping,
+            false => self.step.slot_mapping,
+        })
+    }
+
+    /// The block table of `layer`.
+    fn block_table(&self, layer: usize) -> DevicePtr<u32> {
+        self.input(match self.plan.kv.has_window(layer) {
+            true => self.step.window_block_table,
+            false => self.step.block_table,
+        })
+    }
+
+    fn seqs(&self, layer: usize, attention: &attention::Attention) -> SeqInputs {
         let work_list = self.step_buffer.work_list(attention);
         SeqInputs {
             num_seqs: self.input(StepLayout::NUM_SEQS),
             cu_seqlens_q: self.input(self.step.cu_seqlens_q),
             kv_lens: self.input(self.step.kv_lens),
-            block_table: self.input(self.step.block_table),
+            block_table: self.block_table(layer),
             num_prefill_items: self.input(work_list.num_prefill_items()),
             prefill_items: self.input(work_list.prefill_items()),
             num_decode_items: self.input(work_list.num_decode_items()),

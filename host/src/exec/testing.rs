@@ -27,6 +27,7 @@ pub fn plan() -> Plan {
     let kv = KvLayout {
         layers: vec![KvHeads { num_kv_heads: 1, head_dim: 4 }],
         num_pages: 4,
+        windows: None,
         dtype: Dtype::F32,
         storage: KvStorage::default(),
     };

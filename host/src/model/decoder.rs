@@ -33,7 +33,7 @@ use super::{Config, Decoder, NormPlacement, RopeTables, names::Names};
 use crate::plan::{
     AllReduce, AttentionForm, Bounds, CacheSize, ConstantId, Dtype, KvHeads, KvLayout, Linear,
     Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError, PlanOutput, Precision, Rows, View,
-    WeightId, WeightPart, WeightSlice, WeightSource,
+    WeightId, WeightPart, WeightSlice, WeightSource, WindowPools,
 };
 use half::bf16;
 use std::ops::Range;
@@ -61,6 +61,13 @@ pub(super) fn plan(
             false => vec![heads(0)],
         },
         num_pages: cache.num_pages,
+        windows: config.window().map(|_| WindowPools {
+            layers: config
+                .cached_layers()
+                .map(|layer| config.layers[layer].window.is_some())
+                .collect(),
+            num_pages: cache.num_window_pages,
+        }),
         dtype: precision.cache(),
         storage: numerics.kv,
     };

@@ -3,14 +3,14 @@
 //! Shapes    pool of pages as [`CacheType`] says; out `[num_pages, num_kv_heads, PAGE_SIZE,
 //!           head_dim]`; block_table `[num_seqs, max_pages_per_seq]`.
 //! Launch    grid `(max_seqs * max_pages_per_seq, num_kv_heads, 1)`, block `(NUM_THREADS, 1, 1)`; a
-//!           block takes a page of a head. A page that sequences share is written by each, alike.
+//!           block takes a page of a head, none where the table has [`NO_PAGE`]. A page that sequences share is written by each, alike.
 //! Numerics  scale times quant in f32, rotated back where keys are rotated, one rounding at the
 //!           store.
 //! Bound     memory: a load for each quant, a store for each element.
 
 use super::format::{load, page_start};
 use super::hadamard::rotate_vectors;
-use super::{CacheType, PAGE_SIZE, row_start};
+use super::{CacheType, NO_PAGE, PAGE_SIZE, row_start};
 use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -69,6 +69,9 @@ pub unsafe fn kv_dequantise<E: Number>(
             return;
         }
         let page = block_table.get(index as usize);
+        if page == NO_PAGE {
+            return;
+        }
         let format = CacheType::from_number(format);
         let start = page_start(format, page, kv_head, num_kv_heads, head_dim);
         let from = pool.cast::<u8>().add(start);

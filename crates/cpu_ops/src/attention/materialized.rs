@@ -8,10 +8,15 @@ use plan::{Attention, PAGE_SIZE, StepInputs};
 use std::ops::Range;
 
 /// The keys that each token of a step sees.
-fn keys_of_tokens<'a>(attention: &Attention, inputs: &'a StepInputs) -> Vec<Keys<'a>> {
+fn keys_of_tokens<'a>(
+    attention: &Attention,
+    kv: &KvCache,
+    inputs: &'a StepInputs,
+) -> Vec<Keys<'a>> {
     let seqs = inputs.cu_seqlens_q.windows(2).enumerate();
     let tokens = seqs.flat_map(|(seq, ends)| (ends[0]..ends[1]).map(move |token| (seq, token)));
-    tokens.map(|(seq, token)| visible_keys(attention, inputs, seq, token as usize)).collect()
+    let keys = |(seq, token)| visible_keys(attention, kv, inputs, seq, token as usize);
+    tokens.map(keys).collect()
 }
 
 /// Calls `f` with the index of each page and the positions of `keys` in it.
@@ -25,7 +30,7 @@ fn for_each_page(keys: &Keys, mut f: impl FnMut(u32, Range<usize>)) {
 
 /// `softmax_scale * q . k`, capped, of the keys that a token sees.
 pub fn scores(attention: &Attention, inputs: &StepInputs, kv: &KvCache, q: &Rows, scores: RowsMut) {
-    let keys = keys_of_tokens(attention, inputs);
+    let keys = keys_of_tokens(attention, kv, inputs);
     let &Attention { layer, num_heads, num_kv_heads, head_dim, softmax_scale, softcap, .. } =
         attention;
     let (columns, stride) = (scores.width() / num_heads, row_elems(head_dim));
@@ -50,7 +55,7 @@ pub fn scores(attention: &Attention, inputs: &StepInputs, kv: &KvCache, q: &Rows
 /// The softmax of the scores of the keys that a token sees.
 pub fn softmax(operation: Operation, inputs: &StepInputs, scores: &Rows, out: RowsMut) {
     let attention = operation.attention;
-    let keys = keys_of_tokens(attention, inputs);
+    let keys = keys_of_tokens(attention, operation.kv, inputs);
     let columns = out.width() / attention.num_heads;
     out.for_each(|t, row| {
         let scores = scores.row(t).chunks_exact(columns);
@@ -74,7 +79,7 @@ pub fn values(
     probabilities: &Rows,
     out: RowsMut,
 ) {
-    let keys = keys_of_tokens(attention, inputs);
+    let keys = keys_of_tokens(attention, kv, inputs);
     let &Attention { layer, num_heads, num_kv_heads, head_dim, .. } = attention;
     let (columns, stride) = (probabilities.width() / num_heads, row_elems(head_dim));
     out.for_each(|t, row| {

@@ -60,6 +60,7 @@ fn cache(case: &Case, cache_type: CacheType) -> KvCache {
     KvCache::new(KvLayout {
         layers: vec![KvHeads { num_kv_heads: case.num_kv_heads, head_dim: case.head_dim }; 2],
         num_pages: NUM_PAGES,
+        windows: None,
         dtype: Dtype::F32,
         storage: cache_type.into(),
     })
@@ -296,6 +297,7 @@ fn a_prompt_has_the_same_bits_however_it_is_cut() {
     let layout = KvLayout {
         layers: vec![KvHeads { num_kv_heads, head_dim }],
         num_pages: 5,
+        windows: None,
         dtype: Dtype::F16,
         storage: KvStorage::default(),
     };

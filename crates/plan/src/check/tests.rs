@@ -20,6 +20,7 @@ fn plan() -> Plan {
     let kv = KvLayout {
         layers: vec![KvHeads { num_kv_heads: 1, head_dim: 4 }],
         num_pages: 1,
+        windows: None,
         dtype: F32,
         storage: KvStorage::default(),
     };
@@ -168,6 +169,7 @@ fn mixed(precision: Precision) -> Plan {
     let kv = KvLayout {
         layers: vec![KvHeads { num_kv_heads: 1, head_dim: 8 }],
         num_pages: 1,
+        windows: None,
         dtype,
         storage: KvStorage::default(),
     };

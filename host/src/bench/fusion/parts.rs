@@ -62,6 +62,7 @@ impl Calls {
         let kv = KvLayout {
             layers: vec![heads; if part.attends() { copies } else { 0 }],
             num_pages: self.bounds.max_seqs * self.bounds.max_pages_per_seq(),
+            windows: None,
             dtype: self.numerics.precision.cache(),
             storage: self.numerics.kv,
         };

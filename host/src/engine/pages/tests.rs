@@ -15,8 +15,8 @@ fn table(allocator: &mut PageAllocator, num_pages: usize) -> PageTable {
 }
 
 fn publish(allocator: &mut PageAllocator, table: &PageTable, first_content: u32) {
-    for (content, &page) in (first_content..).zip(table.pages()) {
-        allocator.publish(hash(content), page, || None);
+    for (content, index) in (first_content..).zip(0..table.pages().len()) {
+        allocator.publish(hash(content), table, index, || None);
     }
 }
 
@@ -141,9 +141,9 @@ fn no_page_is_lost_or_given_twice() {
             2 if rng.random_bool(0.1) => table.forget(&mut allocator, &[]),
             2 if rng.random_bool(0.05) => allocator.forget_all(),
             2 | 3 => {
-                if let Some(&page) = table.pages().last() {
+                if let Some(last) = table.pages().len().checked_sub(1) {
                     published.push_back(hash(step));
-                    allocator.publish(hash(step), page, || None);
+                    allocator.publish(hash(step), table, last, || None);
                 }
             }
             _ => {

@@ -1,6 +1,8 @@
 use super::*;
+use crate::engine::Buckets;
 use crate::engine::Request;
 use crate::engine::states::StatePool;
+use crate::engine::windows::Windows;
 use crate::plan::PAGE_SIZE;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -277,7 +279,7 @@ fn compute(scheduler: &Scheduler, batch: &[Entry], cache: &mut Cache) {
         let sequence = &scheduler.running[entry.index];
         let num_cached = sequence.num_cached();
         for position in num_cached..num_cached + entry.num_tokens {
-            let page = sequence.pages()[position / PAGE_SIZE];
+            let page = sequence.pages().pages()[position / PAGE_SIZE];
             assert!(!scheduler.pages.is_shared(page), "a write to a shared page");
             let tokens = sequence.tokens()[..=position].to_vec();
             let is_prompt = position < sequence.progress().total;
@@ -286,12 +288,33 @@ fn compute(scheduler: &Scheduler, batch: &[Entry], cache: &mut Cache) {
     }
     for sequence in &scheduler.running {
         for position in 0..sequence.num_cached() {
-            let slot = (sequence.pages()[position / PAGE_SIZE], position % PAGE_SIZE);
+            let slot = (sequence.pages().pages()[position / PAGE_SIZE], position % PAGE_SIZE);
             let (tokens, is_prompt) = &cache[&slot];
             assert_eq!(tokens, &sequence.tokens()[..=position], "not this sequence's");
             let wants_prompt = position < sequence.progress().total;
             let any_kind = scheduler.turns == Turns::Together;
             assert!(any_kind || *is_prompt == wants_prompt, "computed by the other kind");
+        }
+    }
+}
+
+/// [`compute`] in layers with a `window`, whose pages leave with it.
+fn compute_windows(scheduler: &Scheduler, batch: &[Entry], window: usize, cache: &mut Cache) {
+    for entry in batch {
+        let sequence = &scheduler.running[entry.index];
+        let (pages, num_cached) = (sequence.pages().window_pages().unwrap(), sequence.num_cached());
+        for position in num_cached..num_cached + entry.num_tokens {
+            let page = pages[position / PAGE_SIZE];
+            assert!(!scheduler.pages.is_window_shared(page), "a write to a shared page");
+            let tokens = sequence.tokens()[..=position].to_vec();
+            cache.insert((page, position % PAGE_SIZE), (tokens, true));
+        }
+    }
+    for sequence in scheduler.running.iter().filter(|sequence| sequence.num_cached() > 0) {
+        let (pages, num_cached) = (sequence.pages().window_pages().unwrap(), sequence.num_cached());
+        for position in (num_cached + 1).saturating_sub(window)..num_cached {
+            let (tokens, _) = &cache[&(pages[position / PAGE_SIZE], position % PAGE_SIZE)];
+            assert_eq!(tokens, &sequence.tokens()[..=position], "not this sequence's");
         }
     }
 }
@@ -311,14 +334,15 @@ fn compute_states(scheduler: &Scheduler, batch: &[Entry], states: &mut States) {
     let mut new = Vec::new();
     for entry in batch {
         let sequence = &scheduler.running[entry.index];
-        let [from, to] = sequence.state().unwrap();
+        let [from, to] = sequence.pages().state().unwrap();
         let num_cached = sequence.num_cached();
         if num_cached > 0 {
             assert_eq!(states[&from], seen(entry, num_cached), "not this sequence's");
         }
         new.push((to, seen(entry, num_cached + entry.num_tokens)));
     }
-    let read: Vec<u32> = scheduler.running.iter().map(|it| it.state().unwrap()[0]).collect();
+    let read: Vec<u32> =
+        scheduler.running.iter().map(|it| it.pages().state().unwrap()[0]).collect();
     for (to, seen) in new {
         let num_readers = read.iter().filter(|&&from| from == to).count();
         assert!(num_readers <= 1 && !scheduler.pages.states().unwrap().knows(to), "a shared state");
@@ -331,14 +355,16 @@ fn compute_states(scheduler: &Scheduler, batch: &[Entry], states: &mut States) {
 /// every request gets its tokens.
 #[test]
 fn every_request_is_served() {
-    let reused = [false, true].map(|has_states| (0..100).map(|seed| serve(seed, has_states)).sum());
-    let [of_pages, with_states]: [usize; 2] = reused;
-    assert!(of_pages > 10_000, "{of_pages} tokens were reused");
-    assert!(with_states > 5_000, "{with_states} tokens were reused");
+    for (has_states, has_windows, least_reused) in
+        [(false, false, 10_000), (true, false, 5_000), (false, true, 8_000), (true, true, 2_000)]
+    {
+        let reused: usize = (0..100).map(|seed| serve(seed, has_states, has_windows)).sum();
+        assert!(reused > least_reused, "{reused} tokens, states {has_states}, {has_windows}");
+    }
 }
 
 /// Serves random requests; returns how many tokens were found.
-fn serve(seed: u64, has_states: bool) -> usize {
+fn serve(seed: u64, has_states: bool, has_windows: bool) -> usize {
     let mut num_reused = 0;
     let turns = if seed.is_multiple_of(2) { Turns::Together } else { Turns::Apart };
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -359,10 +385,17 @@ fn serve(seed: u64, has_states: bool) -> usize {
     if has_states {
         pages = pages.with_states(StatePool::new(num_states, distance));
     }
+    let window = [1, 30, 64, 70, 130][rng.random_range(0..5)];
+    let buckets = Buckets { max_tokens, max_seqs, context: CONTEXT, mixes: true };
+    let num_kept = rng.random_range(0..2);
+    let num_window_pages = Windows::num_pages(window, &buckets, num_kept, num_pages);
+    if has_windows {
+        pages = pages.with_windows(Windows::new(num_window_pages, window));
+    }
     let mut scheduler = Scheduler::new(turns, limits, pages);
     let mut was_of_prompts = false;
     let mut left = std::collections::BTreeMap::new();
-    let (mut cache, mut states) = (Cache::new(), States::new());
+    let (mut cache, mut of_windows, mut states) = (Cache::new(), Cache::new(), States::new());
     for step in 0..400 {
         if rng.random_bool(0.1) {
             let prompt_len = rng.random_range(1..=CONTEXT);
@@ -409,6 +442,9 @@ fn serve(seed: u64, has_states: bool) -> usize {
         if has_states {
             compute_states(&scheduler, &batch, &mut states);
         }
+        if has_windows {
+            compute_windows(&scheduler, &batch, window, &mut of_windows);
+        }
         for entry in &batch {
             num_reused += scheduler.running(entry.index).start().unwrap_or_default();
         }
@@ -418,6 +454,9 @@ fn serve(seed: u64, has_states: bool) -> usize {
         left.retain(|_, left| *left > 0);
     }
     run_to_end(&mut scheduler, num_pages);
+    if has_windows {
+        assert_eq!(scheduler.pages.num_free_of_windows(), num_window_pages, "a page is lost");
+    }
     if let Some(states) = scheduler.pages.states() {
         assert_eq!(states.num_free(), num_states, "a state is lost");
     }

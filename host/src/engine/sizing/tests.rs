@@ -139,18 +139,18 @@ fn the_cache_takes_what_is_free_up_to_full_contexts() {
         let size = |room| sized(&open, room, PAGE_SIZE);
         let full = size(usize::MAX).unwrap();
         assert_eq!(full.buckets.context, LONGEST);
-        assert_eq!(full.num_pages * PAGE_SIZE, max_seqs * LONGEST);
+        assert_eq!(full.cache.num_pages * PAGE_SIZE, max_seqs * LONGEST);
         let full_bytes = full.budget.total_bytes();
         assert_eq!(size(full_bytes).unwrap(), full);
 
-        let mut last = full.num_pages;
+        let mut last = full.cache.num_pages;
         for less in 1..=6 {
             let room = full_bytes - less * full.budget.kv_bytes / 8;
-            let Size { buckets, num_pages, budget } = size(room).unwrap();
+            let Size { buckets, cache: CacheSize { num_pages, .. }, budget } = size(room).unwrap();
             assert!(budget.total_bytes() <= room && num_pages < last, "{num_pages} pages");
             // All of the cache can be one sequence's, if the model takes so many.
             assert_eq!(buckets.context, LONGEST.min(num_pages * PAGE_SIZE));
-            let page_bytes = full.budget.kv_bytes / full.num_pages;
+            let page_bytes = full.budget.kv_bytes / full.cache.num_pages;
             assert!(budget.total_bytes() + 2 * page_bytes > room, "{num_pages} pages in {room}");
             last = num_pages;
         }

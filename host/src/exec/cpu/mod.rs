@@ -321,7 +321,8 @@ impl RankStep<'_> {
                 ops::rope(plan.constant(table), &inputs.positions, head_dim, x);
             }),
             Op::KvAppend { layer, k, v } => {
-                self.kv.append(layer, &inputs.slot_mapping, &frame.rows(k), &frame.rows(v));
+                let slots = inputs.slots(self.kv.has_window(layer));
+                self.kv.append(layer, slots, &frame.rows(k), &frame.rows(v));
             }
             Op::RopeAppend(ref append) => {
                 self.append(append);
@@ -458,7 +459,8 @@ impl RankStep<'_> {
     fn append(&mut self, op: &RopeAppend) {
         let rotated = self.rotated(op.k, op);
         let rotated = Rows::dense(&rotated, op.k.width);
-        self.kv.append(op.layer, &self.inputs.slot_mapping, &rotated, &self.frame.rows(op.v));
+        let slots = self.inputs.slots(self.kv.has_window(op.layer));
+        self.kv.append(op.layer, slots, &rotated, &self.frame.rows(op.v));
     }
 
     /// The rows of Q or K of `op`, normalised if it does, rotated and rounded as they are stored.

@@ -47,7 +47,7 @@ impl Lowering<'_> {
         let [k_pool, v_pool] = self.pools::<C>(layer)?;
         let KvHeads { num_kv_heads, head_dim } = self.plan.kv.layers[layer];
         let append = KvAppend { max_tokens: self.max_rows(k), num_kv_heads, head_dim };
-        let (num_tokens, slots) = (self.num_rows(k), self.input(self.step.slot_mapping));
+        let (num_tokens, slots) = (self.num_rows(k), self.slots(layer));
         Ok(if self.plan.dtype(k) == Dtype::F32 {
             let (k, v) = (self.view(k)?, self.view(v)?);
             append.launch_from_f32(num_tokens, slots, k, v, k_pool, v_pool)
@@ -77,7 +77,7 @@ impl Lowering<'_> {
         let [k_pool, v_pool] = self.pools::<C>(layer)?;
         let operands = RopeAppendOperands::<T, C> {
             positions: self.input(self.step.positions),
-            slot_mapping: self.input(self.step.slot_mapping),
+            slot_mapping: self.slots(layer),
             table: DevicePtr::new(self.addresses.constants[table.0]),
             norm: self.qk_norm(op)?,
             q: self.view(q)?,
@@ -112,7 +112,7 @@ impl Lowering<'_> {
             formats: self.plan.kv.types(),
         };
         let pools = self.untyped_pools(layer);
-        let slots = self.input(self.step.slot_mapping);
+        let slots = self.slots(layer);
         let rows = [self.view(k)?, self.view(v)?];
         Ok(append.launch(self.num_rows(k), slots, rotated, rows, pools))
     }
@@ -124,7 +124,7 @@ impl Lowering<'_> {
     ) -> Result<Append<C>, ExecError> {
         Ok(Append {
             positions: self.input(self.step.positions),
-            slot_mapping: self.input(self.step.slot_mapping),
+            slot_mapping: self.slots(op.layer),
             table: DevicePtr::new(self.addresses.constants[op.table.0]),
             rotary_dim: self.plan.constant(op.table).cols,
             norm: self.qk_norm(op)?,

@@ -72,7 +72,8 @@ impl Lowering<'_> {
                 is_keys: of == 0,
                 min_q_len,
             };
-            let launch = dequantise.launch(&self.page_inputs(), stored[of], pools[of]);
+            let pages = self.page_inputs(attention.layer);
+            let launch = dequantise.launch(&pages, stored[of], pools[of]);
             let unsupported = |why: cuda_std::launch::LaunchError| ExecError::Unsupported {
                 op: op.name().to_owned(),
                 why: why.to_string(),
@@ -94,16 +95,16 @@ impl Lowering<'_> {
         let operands = self.attention_operands::<f16>(op, pools)?;
         let workspace = self.attention_workspace();
         let launcher = launcher(self.plan, op);
-        let (seqs, formats) = (self.seqs(&launcher), self.plan.kv.types());
+        let (seqs, formats) = (self.seqs(op.layer, &launcher), self.plan.kv.types());
         Ok(launcher.decode_quantised(self.gpu, &seqs, &operands, formats, &workspace))
     }
 
-    fn page_inputs(&self) -> PageInputs {
+    fn page_inputs(&self, layer: usize) -> PageInputs {
         PageInputs {
             num_seqs: self.input(StepLayout::NUM_SEQS),
             cu_seqlens_q: self.input(self.step.cu_seqlens_q),
             kv_lens: self.input(self.step.kv_lens),
-            block_table: self.input(self.step.block_table),
+            block_table: self.block_table(layer),
         }
     }
 }

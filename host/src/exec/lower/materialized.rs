@@ -16,7 +16,7 @@ impl Lowering<'_> {
         [k_pool, _]: [DevicePtr<E>; 2],
     ) -> Result<Launched, ExecError> {
         let (q, scores) = (self.view(op.attention.q)?, self.view(op.scores)?.ptr);
-        Ok(self.materialized(op).scores(&self.token_inputs(), q, k_pool, scores))
+        Ok(self.materialized(op).scores(&self.token_inputs(op), q, k_pool, scores))
     }
 
     /// [`Op::AttentionSoftmax`](plan::Op::AttentionSoftmax).
@@ -27,7 +27,7 @@ impl Lowering<'_> {
         let scores = self.view(op.scores)?.ptr;
         let probabilities = self.view::<E>(op.probabilities)?.ptr;
         let sinks = self.sinks(&op.attention)?;
-        Ok(self.materialized(op).softmax(&self.token_inputs(), scores, probabilities, sinks))
+        Ok(self.materialized(op).softmax(&self.token_inputs(op), scores, probabilities, sinks))
     }
 
     /// [`Op::AttentionValues`](plan::Op::AttentionValues).
@@ -37,7 +37,7 @@ impl Lowering<'_> {
         [_, v_pool]: [DevicePtr<E>; 2],
     ) -> Result<Launched, ExecError> {
         let (probabilities, out) = (self.view(op.probabilities)?.ptr, self.view(op.attention.out)?);
-        Ok(self.materialized(op).values(&self.token_inputs(), probabilities, v_pool, out))
+        Ok(self.materialized(op).values(&self.token_inputs(op), probabilities, v_pool, out))
     }
 
     fn materialized(&self, op: &plan::MaterializedAttention) -> MaterializedAttention {
@@ -56,13 +56,13 @@ impl Lowering<'_> {
         }
     }
 
-    fn token_inputs(&self) -> TokenInputs {
+    fn token_inputs(&self, op: &plan::MaterializedAttention) -> TokenInputs {
         TokenInputs {
             num_tokens: self.input(StepLayout::NUM_TOKENS),
             seq_ids: self.input(self.step.seq_ids),
             cu_seqlens_q: self.input(self.step.cu_seqlens_q),
             kv_lens: self.input(self.step.kv_lens),
-            block_table: self.input(self.step.block_table),
+            block_table: self.block_table(op.attention.layer),
         }
     }
 }

@@ -41,6 +41,7 @@ fn plan(op: Op) -> Plan {
     let kv = KvLayout {
         layers: vec![KvHeads { num_kv_heads: 1, head_dim: 4 }; 2],
         num_pages: 2,
+        windows: None,
         dtype: Dtype::F32,
         storage: KvStorage::default(),
     };

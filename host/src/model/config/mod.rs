@@ -259,6 +259,12 @@ impl Config {
         (0..self.num_layers()).filter(move |&layer| is_cached(&self.layers[layer]))
     }
 
+    /// The largest window of a cached layer; `None` if no layer has one.
+    pub fn window(&self) -> Option<usize> {
+        let windows = self.cached_layers().filter_map(|layer| self.layers[layer].window);
+        windows.max().filter(|_| self.is_causal)
+    }
+
     /// Whether layers differ in their heads, or read keys and values of others.
     pub fn has_kinds_of_layers(&self) -> bool {
         self.layers.iter().any(|layer| layer.heads.is_some() || layer.kv != KvSource::Own)

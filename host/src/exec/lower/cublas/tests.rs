@@ -57,6 +57,7 @@ fn plan(case: &Case) -> Plan {
     let kv = KvLayout {
         layers: vec![KvHeads { num_kv_heads: 1, head_dim: 1 }; 0],
         num_pages: 1,
+        windows: None,
         dtype: Dtype::F32,
         storage: KvStorage::default(),
     };
