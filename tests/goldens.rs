@@ -160,15 +160,16 @@ fn is_shared(dir: &Path, what: &str, on: On) -> Result<On, &'static str> {
     }
     let model = Model::open(dir).unwrap_or_else(|error| panic!("{error}"));
     let config = model.config();
-    let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
-    if config.delta.is_some() && on.world > 1 {
-        return Err("no two devices can share its layers of Gated DeltaNet");
-    }
-    if config.has_kinds_of_layers() && on.world > 1 {
-        return Err("no two devices can share layers that differ in their heads");
-    }
-    let divides = kv_heads.is_multiple_of(on.world) || on.world.is_multiple_of(kv_heads);
-    match heads.is_multiple_of(on.world) && divides {
+    let divides = (0..config.num_layers()).all(|layer| {
+        let kv_heads = config.heads(layer).num_kv_heads;
+        kv_heads.is_multiple_of(on.world) || on.world.is_multiple_of(kv_heads)
+    });
+    // Blocks of 16 columns are divided.
+    let has_columns = |size: usize| size.div_ceil(16) >= on.world;
+    let divides = divides && config.experts.is_none_or(|of| has_columns(of.intermediate_size));
+    let divides =
+        divides && config.delta.is_none_or(|delta| delta.num_v_heads.is_multiple_of(on.world));
+    match config.num_heads.is_multiple_of(on.world) && divides {
         true => Ok(on),
         false => Err("so many devices cannot share its heads"),
     }

@@ -170,6 +170,23 @@ fn experts_are_compared() {
     }
 }
 
+/// What layers of Gated DeltaNet compute, and the memory of their states.
+#[test]
+fn recurrent_layers_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = EXPERTS.replace("qwen3-moe", "qwen3-next");
+    let output = validate(&model, dir.path(), &["--seed", "1"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let csv = fs::read_to_string(dir.path().join("validation.csv")).unwrap();
+    assert!(csv.contains("\nmemory,f16,,plan,recurrent states,"), "{csv}");
+    for name in ["conv", "delta_rule", "delta_gated"] {
+        let row = format!("\nlayers,f16 beside f32,0,{name},relative_error,");
+        let error = csv.split_once(&row).map(|(_, rest)| rest.split(',').next().unwrap());
+        let error: f64 = error.unwrap_or_else(|| panic!("no {name}: {csv}")).parse().unwrap();
+        assert!(error > 0.0 && error < 1e-2, "{name}: {error}");
+    }
+}
+
 #[test]
 fn what_is_wrong_with_the_arguments_is_said_before_the_work() {
     let dir = tempfile::tempdir().unwrap();

@@ -140,13 +140,26 @@ fn logits_of_a_text_leave_the_states_of_requests_alone() {
     assert_eq!(answers.0[&id].0, wanted);
 }
 
+/// Devices that share a model have a part of each state.
 #[test]
-fn several_devices_are_refused() {
-    let tensor_parallel_size = NonZeroUsize::new(2).unwrap();
-    let error = Engine::new(MODEL.clone(), EngineOptions { tensor_parallel_size, ..options() });
-    let message = error.err().unwrap().to_string();
-    let wanted = "2 devices cannot share a model with layers of Gated DeltaNet: run it on one";
-    assert_eq!(message, wanted);
+fn devices_that_share_a_model_share_its_states() {
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let request = greedy(prompt(&mut rng, 150), 30);
+    // Heads of values beside those of the same key, and a number of keys apart.
+    for name in ["qwen3-next", "gguf/qwen3-next.gguf", "gguf/qwen3.5-moe.gguf"] {
+        let file = support::data_dir().join("goldens").join(name);
+        let model = Arc::new(Model::open(file).unwrap_or_else(|error| panic!("{error}")));
+        let of = |world: usize| {
+            let tensor_parallel_size = NonZeroUsize::new(world).unwrap();
+            let options = EngineOptions { tensor_parallel_size, ..options() };
+            let mut engine = Engine::new(model.clone(), options).unwrap();
+            let budget = *engine.memory_budget();
+            (run(&mut engine, request.clone()).tokens, budget.state_bytes)
+        };
+        let [alone, shared] = [1, 2].map(of);
+        assert_eq!(shared.0, alone.0, "{name}");
+        assert!(shared.1 < alone.1 * 3 / 2, "{name}: only keys may be several ranks'");
+    }
 }
 
 /// Each sequence that may run has a state, and some are kept, whatever the cache's pages are.

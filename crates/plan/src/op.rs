@@ -27,9 +27,9 @@ pub enum Op {
     },
     /// `out = x`, rounded to the type of `out`.
     Cast {
-        /// `[rows, width]` f32.
+        /// `[rows, width]`, f32 or 16 bits.
         x: View,
-        /// As `x`, in 16 bits.
+        /// As `x`, of the other.
         out: View,
     },
     /// `out[t, g, i] = x[t, g, i] * rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]` over groups of

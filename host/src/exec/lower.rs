@@ -338,6 +338,9 @@ impl<'a> Lowering<'a> {
                     self.view(out)?,
                 )
             }
+            Op::Cast { x, out } if self.plan.dtype(out) == Dtype::F32 => {
+                self.stored_sum::<E, f32>(x, None, out)?
+            }
             Op::Cast { x, out } => self.stored_sum::<f32, E>(x, None, out)?,
             Op::NormAdd { x, weight, eps, residual } => {
                 let (norm, weight) = (self.norm(x, weight, eps), self.weight(weight)?);

@@ -235,9 +235,9 @@ impl Planner<'_> {
         let x = self.before(&norm, hidden);
         let experts = config.experts.filter(|_| config.layers[layer].has_experts);
         let Some(experts) = experts.filter(|experts| !experts.beside_mlp) else {
-            let out = self.gated_mlp(layer, self.dense_mlp(layer), x, hidden.width);
+            let mut out = self.gated_mlp(layer, self.dense_mlp(layer), x, hidden.width);
             if let Some(experts) = experts {
-                self.add_experts(layer, experts, hidden, out);
+                out = self.add_experts(layer, experts, hidden, out);
             }
             return self.add(&norm, out, hidden);
         };
@@ -266,11 +266,7 @@ impl Planner<'_> {
     fn dense_mlp(&self, layer: usize) -> Mlp<'static> {
         let (config, names) = (self.config, self.names);
         let of = config.intermediate_size_of(layer);
-        let columns = match config.layers[layer].intermediate_size {
-            // On one device.
-            Some(of) => 0..of,
-            None => self.shares.columns.clone(),
-        };
+        let columns = self.shares.columns_of(config, layer);
         let (gate_up, down) = (names.gate_up, names.down);
         Mlp { prefix: "", gate_up, down, columns, of, bias: config.mlp_bias }
     }
@@ -297,6 +293,14 @@ impl Planner<'_> {
         out
     }
 
+    /// The type of sums over all ranks.
+    fn sums(&self) -> Dtype {
+        match self.shares.rank.is_alone() {
+            true => self.precision.residual(),
+            false => self.precision.operand(),
+        }
+    }
+
     /// `linear(x)` of `width` columns, of which every rank has a summand; the bias is the first
     /// one's.
     fn summand(
@@ -308,9 +312,7 @@ impl Planner<'_> {
         width: usize,
     ) -> View {
         let Shares { rank, .. } = *self.shares;
-        let dtype =
-            if rank.is_alone() { self.precision.residual() } else { self.precision.operand() };
-        let out = self.builder.activation(label, Rows::Tokens, width, dtype);
+        let out = self.builder.activation(label, Rows::Tokens, width, self.sums());
         self.linear(label, &[part], bias && rank.index == 0, x, out);
         self.all_reduce(out);
         out

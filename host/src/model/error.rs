@@ -43,23 +43,9 @@ pub enum ModelError {
         /// How many devices there are.
         world: usize,
     },
-    /// A model with recurrent layers, for several devices.
-    #[error("{world} devices cannot share a model with layers of Gated DeltaNet: run it on one")]
-    RecurrentShared {
-        /// How many devices there are.
-        world: usize,
-    },
     /// A model whose tokens see later ones, for several devices.
     #[error("{world} devices cannot share a model that reads texts as a whole: run it on one")]
     EncoderShared {
-        /// How many devices there are.
-        world: usize,
-    },
-    /// A model whose layers differ in their heads or read the keys of others, for several devices.
-    #[error(
-        "{world} devices cannot share a model whose layers differ in their heads: run it on one"
-    )]
-    KindsShared {
         /// How many devices there are.
         world: usize,
     },

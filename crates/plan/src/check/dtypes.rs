@@ -52,8 +52,10 @@ impl Plan {
                 is("out", self.dtype(out), &[Dtype::F32])
             }
             Op::Cast { x, out } => {
-                is("x", self.dtype(x), &[Dtype::F32])?;
-                is("out", self.dtype(out), &[Dtype::F16, Dtype::BF16])
+                is("x", self.dtype(x), FLOATS)?;
+                let halves = &[Dtype::F16, Dtype::BF16];
+                let others = if self.dtype(x) == Dtype::F32 { &halves[..] } else { &[Dtype::F32] };
+                is("out", self.dtype(out), others)
             }
             Op::AllReduce(AllReduce { x, residual, norm }) => {
                 is("x", self.dtype(x), FLOATS)?;

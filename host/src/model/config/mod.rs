@@ -265,11 +265,6 @@ impl Config {
         windows.max().filter(|_| self.is_causal)
     }
 
-    /// Whether layers differ in their heads, or read keys and values of others.
-    pub fn has_kinds_of_layers(&self) -> bool {
-        self.layers.iter().any(|layer| layer.heads.is_some() || layer.kv != KvSource::Own)
-    }
-
     /// Layers of Gated DeltaNet among the first `num_layers`.
     pub fn num_delta_layers(&self, num_layers: usize) -> usize {
         self.layers[..num_layers].iter().filter(|layer| layer.is_delta).count()

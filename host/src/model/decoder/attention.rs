@@ -3,7 +3,6 @@
 
 use super::weights::{Stacked, cols_of, part, rows_of};
 use super::{Branch, Planner};
-use crate::model::shares::Shares;
 use crate::model::{Config, KvSource, LayerConfig, QkNorm};
 use crate::plan::{
     Attention, Dtype, KvHeads, MaterializedAttention, Op, PartTransform, Rows, View, WeightPart,
@@ -203,7 +202,8 @@ impl Planner<'_> {
     /// after its Q.
     fn gated_qkv_parts(&self, layer: usize) -> Vec<WeightPart> {
         let Config { num_heads, num_kv_heads, head_dim, .. } = *self.config;
-        let Shares { heads, kv_heads, .. } = self.shares;
+        let heads = &self.shares.heads;
+        let kv_heads = self.shares.kv_heads_of(self.config, layer);
         let names = [0, 1, 2].map(|at| self.names.in_layer(layer, self.names.qkv[at]));
         let of_head = |head: usize, is_gate: usize| {
             let first = (2 * head + is_gate) * head_dim;

@@ -84,9 +84,8 @@ impl Planner<'_> {
             });
         let gated = self.operand(&label("expert_gated"), Rows::Tokens, gate.width);
         self.builder.op(Op::Gate { activation: self.config.activation, gate, up, out: gated });
-        let is_alone = self.shares.rank.is_alone();
-        let dtype = if is_alone { self.precision.residual() } else { self.precision.operand() };
-        let out = activation(&mut self.builder, label("expert_down"), width, dtype);
+        let sums = self.sums();
+        let out = activation(&mut self.builder, label("expert_down"), width, sums);
         of_matrix(self, "expert_down", Matrix::Down, gated, Some(weights), out);
         self.all_reduce(out);
         out

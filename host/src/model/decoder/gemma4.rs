@@ -58,17 +58,27 @@ impl Planner<'_> {
         let gated = self.operand(&label("input_gated"), Rows::Tokens, width);
         self.builder.op(Op::Gate { activation: config.activation, gate, up, out: gated });
         let out = part(names.in_layer(layer, names.gemma4.input_out), hidden.width);
-        let x = self.summand(&label("input_out"), out, false, gated, hidden.width);
+        // Small enough for each rank to have all of it.
+        let residual = self.precision.residual();
+        let x = self.builder.activation(label("input_out"), Rows::Tokens, hidden.width, residual);
+        self.linear(&label("input_out"), &[out], false, gated, x);
         self.norm_in_place(layer, "input_norm", names.gemma4.input_post_norm, x);
         self.builder.op(Op::Add { x, residual: hidden, out: hidden });
     }
 
     /// `mlp = norm(mlp) + norm(experts(norm(hidden)))`, of which `mlp` is what the layer's MLP made
-    /// of the same rows.
-    pub(super) fn add_experts(&mut self, layer: usize, experts: Experts, hidden: View, mlp: View) {
+    /// of the same rows; where the sum is.
+    pub(super) fn add_experts(
+        &mut self,
+        layer: usize,
+        experts: Experts,
+        hidden: View,
+        mlp: View,
+    ) -> View {
         let names = self.names;
         let label = |what: &str| format!("layers.{layer}.{what}");
         self.norm_in_place(layer, "beside_experts", names.gemma4.beside_experts_post_norm, mlp);
+        let mlp = self.as_residual(&label("beside_experts"), mlp);
 
         let factor = part(names.in_layer(layer, names.gemma4.router_scale), hidden.width);
         let factor = scaled(factor, (hidden.width as f64).sqrt());
@@ -88,6 +98,18 @@ impl Planner<'_> {
         let out = self.chosen_experts(layer, experts, chosen, x, hidden.width);
         self.norm_in_place(layer, "experts_post_norm", names.gemma4.experts_post_norm, out);
         self.builder.op(Op::Add { x: out, residual: mlp, out: mlp });
+        mlp
+    }
+
+    /// `x`, which may be a sum over ranks, in the type of the residual stream.
+    fn as_residual(&mut self, label: &str, x: View) -> View {
+        let residual = self.precision.residual();
+        if self.builder.dtype(x) == residual {
+            return x;
+        }
+        let out = self.builder.activation(label, self.builder.rows(x), x.width, residual);
+        self.builder.op(Op::Cast { x, out });
+        out
     }
 
     /// Multiplies the residual stream with the layer's factor.
