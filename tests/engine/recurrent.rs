@@ -41,7 +41,8 @@ fn any_interleaving_gives_each_request_what_it_gets_alone() {
     let mut num_preemptions = 0;
     for seed in 0..8 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut together = engine(crowded(&mut rng));
+        let look_ahead = Some(seed % 2 == 0);
+        let mut together = engine(EngineOptions { look_ahead, ..crowded(&mut rng) });
         let (mut requests, mut cancelled) = (BTreeMap::new(), Vec::new());
         let mut answers = Answers::default();
         while requests.len() < 10 || together.has_work() {
@@ -55,7 +56,7 @@ fn any_interleaving_gives_each_request_what_it_gets_alone() {
                     together.cancel(id);
                     cancelled.push(id);
                 }
-                _ => answers.take(together.step().unwrap()),
+                _ => together.step_while(|_, events| answers.take(events)).unwrap(),
             }
         }
         num_preemptions += together.stats().num_preemptions;

@@ -66,7 +66,12 @@ fn any_interleaving_gives_each_request_what_it_gets_alone() {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut together = engine(
             &model,
-            EngineOptions { context: Some(320), cache_positions: Some(320), ..crowded(&mut rng) },
+            EngineOptions {
+                context: Some(320),
+                cache_positions: Some(320),
+                look_ahead: Some(seed % 2 == 0),
+                ..crowded(&mut rng)
+            },
         );
         let (mut requests, mut answers) = (BTreeMap::new(), Answers::default());
         while requests.len() < 8 || together.has_work() {
@@ -78,7 +83,7 @@ fn any_interleaving_gives_each_request_what_it_gets_alone() {
                 let request = greedy(text, rng.random_range(1..40));
                 requests.insert(together.add_request(request.clone()).unwrap(), request);
             } else {
-                answers.take(together.step().unwrap());
+                together.step_while(|_, events| answers.take(events)).unwrap();
             }
         }
         num_preemptions += together.stats().num_preemptions;

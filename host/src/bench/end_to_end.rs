@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use crate::engine::{Engine, EngineError, EventKind, Request};
+use crate::engine::{Engine, EngineError, Event, EventKind, Request};
 
 /// What every sequence does, all of them together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,20 +129,23 @@ fn complete(
         engine.add_request(Request { prompt, max_new_tokens, pooling, ..Request::default() })?;
     }
     let (mut cached, mut generated) = (0, 0);
-    while engine.has_work() {
-        for event in engine.step()? {
-            match event.kind {
-                EventKind::Started { cached_tokens } => cached += cached_tokens,
-                EventKind::Token(_) | EventKind::Embedding(_) => generated += 1,
-                EventKind::Failed(source) => {
-                    return Err(EngineError::Sample { request: event.request, source });
+    let mut failed = None;
+    while engine.has_work() && failed.is_none() {
+        engine.step_while(|_, events| {
+            for Event { request, kind } in events {
+                match kind {
+                    EventKind::Started { cached_tokens } => cached += cached_tokens,
+                    EventKind::Token(_) | EventKind::Embedding(_) => generated += 1,
+                    EventKind::Failed(source) => {
+                        failed = Some(EngineError::Sample { request, source });
+                    }
+                    // Of what is not asked for here there is nothing.
+                    _ => {}
                 }
-                // Of what is not asked for here there is nothing.
-                _ => {}
             }
-        }
+        })?;
     }
-    Ok((cached, generated))
+    failed.map_or(Ok((cached, generated)), Err)
 }
 
 /// What is timed, and on what.

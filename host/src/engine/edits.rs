@@ -43,10 +43,20 @@ impl Edits {
         &self.edits
     }
 
+    /// Whether there are none, and will be none.
+    pub fn are_none(&self) -> bool {
+        self.edits.is_empty() && !self.has_penalties()
+    }
+
+    fn has_penalties(&self) -> bool {
+        let Edits { repetition_penalty, presence_penalty, frequency_penalty, .. } = *self;
+        [repetition_penalty, presence_penalty, frequency_penalty] != [1.0, 0.0, 0.0]
+    }
+
     /// The sequence goes on with `token`.
     pub fn push(&mut self, token: u32) {
         let Edits { repetition_penalty, presence_penalty, frequency_penalty, .. } = *self;
-        if [repetition_penalty, presence_penalty, frequency_penalty] == [1.0, 0.0, 0.0] {
+        if !self.has_penalties() {
             return;
         }
         let (edit, is_generated) = self.of(token);

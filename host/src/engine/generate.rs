@@ -24,10 +24,10 @@ impl Engine {
         let mut events_of_others = Vec::new();
         let generation = self.run_to_end(id, on_token, &mut events_of_others);
         if generation.is_err() {
-            self.scheduler.remove(id);
-            self.events.retain(|event| event.request != id);
+            self.requests.scheduler.remove(id);
+            self.requests.events.retain(|event| event.request != id);
         }
-        self.events.extend(events_of_others);
+        self.requests.events.extend(events_of_others);
         generation
     }
 
@@ -95,9 +95,10 @@ impl Engine {
         if !self.model.config().is_causal {
             return Err(EngineError::NoGeneration);
         }
-        let mut pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
+        let mut pages =
+            self.requests.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
         let result = self.logits_in(&mut pages, tokens, first, each);
-        self.scheduler.give_back(pages);
+        self.requests.scheduler.give_back(pages);
         result
     }
 

@@ -21,6 +21,7 @@ mod pooling;
 mod precision;
 mod prefix;
 mod request;
+mod requests;
 mod rows;
 mod sampler;
 mod sampling;
@@ -55,16 +56,16 @@ use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::ModelError;
 use crate::plan::{
     Bounds, CacheSize, MemoryBudget, MemoryUse, Numerics, Plan, PlanOutput, Precision, Rank,
-    StepInputs, edits_of_rows,
+    StepInputs,
 };
 use crate::weights::Progress;
 use buckets::Buckets;
 use cache_event::Listener;
-use constraint::Constrained;
 use pages::{PageAllocator, PageTable};
 use precision::Attempts;
-use scheduler::{Entry, Limits, Scheduler, Turns};
-use sequence::{Brought, Sequence};
+use requests::{Batch, NextBatch, Requests, push_table};
+use scheduler::{Limits, Scheduler, Turns};
+use sequence::Sequence;
 use sizing::Size;
 use states::StatePool;
 use std::collections::HashMap;
@@ -100,10 +101,14 @@ pub struct Engine {
     cache: CacheSize,
     budget: MemoryBudget,
     prepared: HashMap<(PlanOutput, Bounds), PreparedPlan>,
-    scheduler: Scheduler,
+    requests: Requests,
     next_id: u64,
-    /// Events that no step has handed out yet.
-    events: Vec<Event>,
+    /// Whether [`Engine::step_while`] prepares a batch while the device runs the one before.
+    looks_ahead: bool,
+    /// The batch that ran last, if nobody has taken what it brought.
+    unread: Option<(Batch, StepOutput)>,
+    /// What comes after it, if that is known.
+    next: Option<NextBatch>,
 }
 
 impl Engine {
@@ -188,6 +193,7 @@ impl Engine {
             let states = StatePool::new(cache.num_states, options.snapshot_distance());
             pages = pages.with_states(states);
         }
+        let scheduler = Scheduler::new(turns, limits, pages);
         let mut engine = Engine {
             model: Arc::clone(model),
             world,
@@ -198,9 +204,11 @@ impl Engine {
             cache,
             budget,
             prepared: HashMap::new(),
-            scheduler: Scheduler::new(turns, limits, pages),
+            requests: Requests::new(Arc::clone(model), buckets.context, scheduler),
             next_id: 0,
-            events: Vec::new(),
+            looks_ahead: options.looks_ahead(),
+            unread: None,
+            next: None,
         };
         if engine.executor.prepares_ahead() {
             engine.prepare_all()?;
@@ -266,10 +274,10 @@ impl Engine {
         self.next_id += 1;
         let is_of_prompt = request.prompt_logprobs.is_some() || request.pooling.is_some();
         if request.max_new_tokens == Some(0) && !is_of_prompt {
-            self.finish(id, FinishReason::Length);
+            self.requests.finish(id, FinishReason::Length);
         } else {
             let sequence = Sequence::new(id, request);
-            self.scheduler.add(match self.model.config().is_causal {
+            self.requests.scheduler.add(match self.model.config().is_causal {
                 true => sequence,
                 false => sequence.read_whole(self.model.decoder().pooler().rows()),
             });
@@ -280,25 +288,27 @@ impl Engine {
     /// Ends a request; its last event is [`FinishReason::Cancelled`]. Nothing happens if it has
     /// ended already.
     pub fn cancel(&mut self, request: RequestId) {
-        if self.scheduler.retire(request) {
-            self.finish(request, FinishReason::Cancelled);
+        // What it brought comes before its end.
+        self.read();
+        if self.requests.scheduler.retire(request) {
+            self.requests.finish(request, FinishReason::Cancelled);
         }
     }
 
     /// How much of a request's prompt has been computed; `None` once the request has ended. A step
     /// computes at most [`EngineOptions::max_tokens`].
     pub fn prompt_progress(&self, request: RequestId) -> Option<PromptProgress> {
-        self.scheduler.get(request).map(Sequence::progress)
+        self.requests.scheduler.get(request).map(Sequence::progress)
     }
 
     /// What it is doing.
     pub fn stats(&self) -> EngineStats {
-        self.scheduler.stats()
+        self.requests.scheduler.stats()
     }
 
     /// Drops the keys and values of requests that have ended: the next request starts from nothing.
     pub fn drop_retained(&mut self) {
-        self.scheduler.drop_retained();
+        self.requests.scheduler.drop_retained();
     }
 
     /// Tells `listener`, from now on, of pages that other requests can find, and of those that they
@@ -308,12 +318,12 @@ impl Engine {
     /// recurrent state: pages alone are of no use to these. Of models with sliding windows they are
     /// those of the other layers: a request begins with fewer where a window's are gone.
     pub fn on_cache_event(&mut self, listener: impl FnMut(CacheEvent) + Send + 'static) {
-        self.scheduler.listen(Listener::new(listener));
+        self.requests.scheduler.listen(Listener::new(listener));
     }
 
     /// Whether there is something to do for [`Engine::step`].
     pub fn has_work(&self) -> bool {
-        self.scheduler.has_work() || !self.events.is_empty()
+        self.unread.is_some() || self.requests.has_work()
     }
 
     /// Runs one batch: a token of each sequence that decodes, then as much of the prompts as there
@@ -324,84 +334,86 @@ impl Engine {
     /// [`EngineError::Exec`] if the batch failed: no request has changed. What concerns a single request is an event,
     /// [`EventKind::Failed`].
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
-        self.step_while(|| ())
+        let mut events = Vec::new();
+        let result = self.run_batch(&mut |_, before| events.extend(before), false);
+        self.read();
+        self.requests.events.splice(0..0, events);
+        result.map(|()| std::mem::take(&mut self.requests.events))
     }
 
-    /// As [`Engine::step`]; `meanwhile` is called while the device runs the batch, unless there is
-    /// none or it fails.
+    /// As [`Engine::step`], but what the batch brings is handed out while the device runs the next
+    /// one: then `meanwhile` is called, with what the engine is doing and the events of the batch
+    /// before. Where every sequence is likely to go on with one more token, the batch after is
+    /// prepared there too: the device waits for the tokens to be copied alone.
     ///
     /// # Errors
     /// As [`Engine::step`].
-    pub fn step_while(&mut self, meanwhile: impl FnMut()) -> Result<Vec<Event>, EngineError> {
-        self.run_batch(meanwhile)?;
-        Ok(std::mem::take(&mut self.events))
+    pub fn step_while(
+        &mut self,
+        mut meanwhile: impl FnMut(EngineStats, Vec<Event>),
+    ) -> Result<(), EngineError> {
+        self.run_batch(&mut meanwhile, self.looks_ahead)
     }
 
-    fn run_batch(&mut self, mut meanwhile: impl FnMut()) -> Result<(), EngineError> {
-        let entries = self.scheduler.schedule();
-        if let Some(first) = entries.first() {
-            let is_prompt = self.scheduler.prompt_len(first.index) > 0;
-            let plan_output = match self.scheduler.running(first.index).is_pooled() {
-                true => PlanOutput::Hidden,
-                false => PlanOutput::Logits,
-            };
-            let inputs = self.step_inputs(&entries);
-            let rows_of_host = self.rows_of_host(&entries);
-            let want = match (inputs.logit_rows.as_slice(), rows_of_host.as_slice()) {
-                ([], _) => Want::Nothing,
-                (_, []) => Want::NextTokens,
-                (_, rows) => Want::LogitsOf(rows),
-            };
-            let mut constraints = self.take_constraints(&entries);
-            // The tokens that may come next are found while the device runs.
-            let output = rayon::in_place_scope(|scope| -> Result<_, EngineError> {
-                for (_, constraint) in &mut constraints {
-                    scope.spawn(|_| constraint.prepare());
-                }
-                let plan = self.plan_for(plan_output, &inputs, is_prompt)?;
-                Ok(self.executor.run_while(plan, &inputs, want, &mut meanwhile)?)
-            });
-            for (index, constraint) in constraints {
-                self.scheduler.running(index).put_constraint(constraint);
+    fn run_batch(
+        &mut self,
+        meanwhile: &mut dyn FnMut(EngineStats, Vec<Event>),
+        looks_ahead: bool,
+    ) -> Result<(), EngineError> {
+        let batch = match self.next_batch() {
+            Some(batch) => batch,
+            None => {
+                self.read();
+                let Some(batch) = self.requests.batch() else {
+                    let events = std::mem::take(&mut self.requests.events);
+                    meanwhile(self.stats(), events);
+                    return Ok(());
+                };
+                batch
             }
-            self.take_output(&entries, &output?);
+        };
+        let plan = self.plan_for(batch.output, &batch.inputs, batch.is_prompt)?;
+        let want = match (batch.inputs.logit_rows.as_slice(), batch.host_rows.as_slice()) {
+            ([], _) => Want::Nothing,
+            (_, []) => Want::NextTokens,
+            (_, rows) => Want::LogitsOf(rows),
+        };
+        let Engine { executor, requests, unread, next, .. } = self;
+        let mut constraints = requests.take_constraints(&batch.entries);
+        let meanwhile = &mut || {
+            if let Some((batch, output)) = unread.take() {
+                requests.take_output(&batch.entries, &output);
+            }
+            meanwhile(requests.scheduler.stats(), std::mem::take(&mut requests.events));
+            *next = looks_ahead.then(|| requests.look_ahead(&batch)).flatten();
+        };
+        // The tokens that may come next are found while the device runs.
+        let output = rayon::in_place_scope(|scope| {
+            for (_, constraint) in &mut constraints {
+                scope.spawn(|_| constraint.prepare());
+            }
+            executor.run_while(plan, &batch.inputs, want, meanwhile)
+        });
+        for (index, constraint) in constraints {
+            self.requests.scheduler.running(index).put_constraint(constraint);
         }
+        self.unread = Some((batch, output?));
         Ok(())
     }
 
-    fn finish(&mut self, request: RequestId, reason: FinishReason) {
-        self.events.push(Event { request, kind: EventKind::Finished(reason) });
+    /// The batch that was prepared while the last one ran, if that brought nothing else than what
+    /// was expected.
+    fn next_batch(&mut self) -> Option<Batch> {
+        let (next, (_, output)) = (self.next.take()?, self.unread.as_ref()?);
+        self.requests.go_on(next, output)
     }
 
-    fn step_inputs(&mut self, entries: &[Entry]) -> StepInputs {
-        let mut inputs = StepInputs::new();
-        let type_offset = self.type_offset();
-        let last: Vec<&Entry> = entries.iter().filter(|entry| entry.is_last).collect();
-        let mut room = edits_of_rows(last.len());
-        let num_edits = |entry: &&Entry| self.scheduler.running(entry.index).num_edits();
-        let num_edits: usize = last.iter().map(num_edits).sum();
-        inputs.edits.reserve_exact(num_edits.min(room));
-        for entry in entries {
-            let sequence = self.scheduler.running(entry.index);
-            let tokens = &sequence.pending()[..entry.num_tokens];
-            let rows = sequence.logit_rows(entry);
-            push_table(&mut inputs, tokens, sequence.num_cached(), sequence.pages(), rows);
-            if let Some(second) = sequence.second_text() {
-                // The rows of the second type come after those of the first.
-                let first = inputs.positions.len() - entry.num_tokens;
-                let of_second = inputs.positions.iter_mut().skip(first + second);
-                of_second.for_each(|position| *position += type_offset);
-            }
-            if entry.is_last
-                && let Some(sampling) = inputs.sampling.last_mut()
-            {
-                *sampling = sequence.row_sampling();
-                let edits = sequence.device_edits(room);
-                inputs.edit_last_row(edits);
-                room -= edits.len();
-            }
+    /// Takes what the last batch has brought, if nobody has yet.
+    fn read(&mut self) {
+        self.next = None;
+        if let Some((batch, output)) = self.unread.take() {
+            self.requests.take_output(&batch.entries, &output);
         }
-        inputs
     }
 
     /// Adds tokens of a sequence that is none of the scheduler's to `inputs`, with their place in
@@ -414,29 +426,11 @@ impl Engine {
         table: &mut PageTable,
         logits: std::ops::Range<usize>,
     ) -> Result<(), EngineError> {
-        if !self.scheduler.slide(table, past_len..past_len + tokens.len()) {
+        if !self.requests.scheduler.slide(table, past_len..past_len + tokens.len()) {
             return Err(EngineError::CacheFull);
         }
         push_table(inputs, tokens, past_len, table, logits);
         Ok(())
-    }
-
-    /// Rows of the table of positions from a type of tokens to the next; 0 if there is one type.
-    fn type_offset(&self) -> u32 {
-        let config = self.model.config();
-        let positions = config.encoder.and_then(|encoder| encoder.positions);
-        match positions.is_some_and(|positions| positions.num_types > 1) {
-            true => config.max_position_embeddings as u32,
-            false => 0,
-        }
-    }
-
-    /// The constraints of the sequences of which the batch computes a next token, with their
-    /// indices.
-    fn take_constraints(&mut self, entries: &[Entry]) -> Vec<(usize, Constrained)> {
-        let last = entries.iter().filter(|entry| entry.is_last).map(|entry| entry.index);
-        last.filter_map(|index| Some((index, self.scheduler.running(index).take_constraint()?)))
-            .collect()
     }
 
     /// Runs `inputs`, which are of prompts.
@@ -486,53 +480,6 @@ impl Engine {
         }
         Ok(())
     }
-
-    /// Queues the events of the batch.
-    fn take_output(&mut self, entries: &[Entry], output: &StepOutput) {
-        let context = self.buckets.context;
-        let (mut finished, mut failed) = (Vec::new(), Vec::new());
-        let brought = self.brought(entries, output);
-        for (entry, brought) in entries.iter().zip(brought) {
-            let sequence = self.scheduler.running(entry.index);
-            let request = sequence.id();
-            let mut event = |kind| self.events.push(Event { request, kind });
-            sequence.advance(entry.num_tokens);
-            if let Some(cached_tokens) = sequence.start() {
-                event(EventKind::Started { cached_tokens });
-            }
-            let Brought { prompt_logprobs, embedding, token } = match brought {
-                Ok(brought) => brought,
-                Err(source) => {
-                    event(EventKind::Failed(source));
-                    failed.push(request);
-                    continue;
-                }
-            };
-            if !prompt_logprobs.is_empty() {
-                event(EventKind::PromptLogprobs(prompt_logprobs));
-            }
-            embedding.into_iter().for_each(|embedding| event(EventKind::Embedding(embedding)));
-            let reason = match token {
-                Some((token, logprobs)) => {
-                    logprobs.into_iter().for_each(|of| event(EventKind::Logprobs(of)));
-                    event(EventKind::Token(token));
-                    sequence.push(token, context)
-                }
-                // The prompt was all that was asked for.
-                None => entry.is_last.then_some(FinishReason::Length),
-            };
-            if let Some(reason) = reason {
-                event(EventKind::Finished(reason));
-                finished.push(request);
-            }
-        }
-        for request in finished {
-            self.scheduler.retire(request);
-        }
-        for request in failed {
-            self.scheduler.remove(request);
-        }
-    }
 }
 
 /// The plans of all ranks of a world.
@@ -545,21 +492,4 @@ fn plans(
     cache: CacheSize,
 ) -> Result<Vec<Plan>, ModelError> {
     Rank::all(world).map(|rank| model.plan_of(rank, output, numerics, bounds, cache)).collect()
-}
-
-/// Adds a sequence whose cache is `table` to `inputs`.
-fn push_table(
-    inputs: &mut StepInputs,
-    tokens: &[u32],
-    past_len: usize,
-    table: &PageTable,
-    logits: std::ops::Range<usize>,
-) {
-    inputs.push_sequence(tokens, past_len, table.pages(), logits);
-    if let Some(pages) = table.window_pages() {
-        inputs.put_window_pages(pages);
-    }
-    if let (Some(slots), Some(state)) = (inputs.state_slots.last_mut(), table.state()) {
-        *slots = state;
-    }
 }

@@ -74,7 +74,7 @@ impl Engine {
                 self.prepare(PlanOutput::Logits, self.buckets.bounds_for(&inputs, is_prompt))?;
             run(self, plan, &inputs)
         });
-        tables.into_iter().for_each(|table| self.scheduler.give_back(table));
+        tables.into_iter().for_each(|table| self.requests.scheduler.give_back(table));
         result
     }
 
@@ -93,7 +93,7 @@ impl Engine {
             let tokens: Vec<u32> =
                 (0..len).map(|at| ((31 * at + 17 * seq) % vocab_size) as u32).collect();
             check_prompt(&tokens, vocab_size, self.context())?;
-            tables.push(self.scheduler.take_pages(len).ok_or(EngineError::CacheFull)?);
+            tables.push(self.requests.scheduler.take_pages(len).ok_or(EngineError::CacheFull)?);
             let (cached, new) = tokens.split_at(cached_tokens);
             let mut past_len = 0;
             for chunk in cached.chunks(self.buckets.max_tokens) {
@@ -120,7 +120,8 @@ impl Engine {
     ) -> Result<(), EngineError> {
         check_prompt(tokens, self.model.config().vocab_size, self.context())?;
         self.check_step(tokens.len())?;
-        let mut pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
+        let mut pages =
+            self.requests.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
         let mut inputs = StepInputs::new();
         self.push_chunk(&mut inputs, tokens, 0, &mut pages, tokens.len() - 1..tokens.len())?;
         let bounds = self.buckets.bounds_for(&inputs, true);
@@ -129,7 +130,7 @@ impl Engine {
             let after = &mut |op, activations: &dyn Activations| observe(&plan, op, activations);
             Ok(self.executor.run_ops(prepared, &inputs, after)?)
         });
-        self.scheduler.give_back(pages);
+        self.requests.scheduler.give_back(pages);
         observed
     }
 

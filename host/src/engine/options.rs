@@ -70,6 +70,9 @@ pub struct EngineOptions {
     /// Tokens of one prompt in a step while other sequences decode, which wait for the whole step:
     /// 256 by default. `None`: as many as the step has room for.
     pub long_prefill_token_threshold: Option<NonZeroUsize>,
+    /// Whether a batch is prepared while the one before runs, where that may be
+    /// ([`Engine::step_while`](super::Engine::step_while)); `None`: on a GPU.
+    pub look_ahead: Option<bool>,
     /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts,
     /// or as much of that as the memory has if `context` is `None` too. With less, a sequence may
     /// have to wait, or to give its place back and be computed again.
@@ -101,6 +104,7 @@ impl Default for EngineOptions {
             max_seqs: 1,
             max_tokens: None,
             long_prefill_token_threshold: NonZeroUsize::new(Self::LONG_PREFILL_TOKEN_THRESHOLD),
+            look_ahead: None,
             cache_positions: None,
             gpu_memory_utilization: 0.9,
             cubin_dir: exec::default_cubin_dir(),
@@ -207,6 +211,11 @@ impl EngineOptions {
             Some(_) => 8 * PAGE_SIZE,
             None => PAGE_SIZE,
         }
+    }
+
+    /// [`EngineOptions::look_ahead`].
+    pub(super) fn looks_ahead(&self) -> bool {
+        self.look_ahead.unwrap_or(self.device.cuda_ordinal().is_some())
     }
 
     /// Whether the share of the memory is one.

@@ -1,9 +1,10 @@
 //! The logit rows of a batch: which of them the host needs, and what each sequence makes of its
 //! own.
 
+use super::SamplingError;
+use super::requests::Requests;
 use super::scheduler::Entry;
 use super::sequence::{Brought, Sequence};
-use super::{Engine, SamplingError};
 use crate::exec::{NextToken, StepOutput};
 use rayon::prelude::*;
 
@@ -17,7 +18,7 @@ struct Part<'a> {
     drawn: Option<NextToken>,
 }
 
-impl Engine {
+impl Requests {
     /// The logit rows of the batch whose logits the host needs.
     pub(super) fn rows_of_host(&mut self, entries: &[Entry]) -> Vec<usize> {
         let (mut rows, mut first) = (Vec::new(), 0);
@@ -40,8 +41,8 @@ impl Engine {
         let pools =
             entries.first().is_some_and(|entry| self.scheduler.running(entry.index).is_pooled());
         let width = match pools {
-            true => self.model.embedding_size(),
-            false => self.model.config().vocab_size,
+            true => self.model().embedding_size(),
+            false => self.model().config().vocab_size,
         };
         let sequences = self.scheduler.all_running().iter_mut();
         let mut sequences: Vec<Option<&mut Sequence>> = sequences.map(Some).collect();

@@ -259,6 +259,32 @@ impl Scheduler {
         Entry { index, num_tokens, is_last: num_tokens == self.running[index].pending().len() }
     }
 
+    /// Whether `num_running` sequences run, and none waits.
+    pub fn runs_alone(&self, num_running: usize) -> bool {
+        self.waiting.is_empty() && self.running.len() == num_running
+    }
+
+    /// Readies the running sequence at `index` for one token more than the `num_tokens` that a batch
+    /// computes now; its positions after these. `None` if it may not go on, or for want of a page.
+    pub fn foresee(&mut self, index: usize, num_tokens: usize, context: usize) -> Option<usize> {
+        let sequence = &mut self.running[index];
+        let goes_on = sequence.goes_on(context) && sequence.reserve_ahead(&mut self.pages);
+        goes_on.then(|| sequence.num_cached() + num_tokens)
+    }
+
+    /// [`Sequence::publish`] of the running sequence at `index` when `num_cached` of its positions
+    /// have been computed; its pages.
+    pub fn publish_ahead(&mut self, index: usize, num_cached: usize) -> &PageTable {
+        let sequence = &mut self.running[index];
+        sequence.publish_until(self.turns, &mut self.pages, num_cached);
+        sequence.pages()
+    }
+
+    /// A batch of decoding alone was made elsewhere.
+    pub fn decodes(&mut self) {
+        (self.was_of_prompts, self.was_pooled) = (false, false);
+    }
+
     /// One token of each sequence whose prompt is in the cache.
     fn schedule_decoding(&mut self) -> Vec<Entry> {
         let mut batch = Vec::new();

@@ -176,7 +176,25 @@ impl Sequence {
 
     /// How the next token is drawn, unless the host needs the logits.
     pub fn row_sampling(&self) -> RowSampling {
-        sampler::row_sampling(&self.sampling, self.num_generated())
+        self.row_sampling_after(0)
+    }
+
+    /// [`Sequence::row_sampling`] after `num_tokens` more.
+    pub fn row_sampling_after(&self, num_tokens: usize) -> RowSampling {
+        sampler::row_sampling(&self.sampling, self.num_generated() + num_tokens)
+    }
+
+    /// Whether it ends with `token`, other than by its length.
+    pub fn stops_at(&self, token: u32) -> bool {
+        self.stop_tokens.contains(&token)
+    }
+
+    /// Whether it goes on whatever its next token is, unless it stops at that, and the token after
+    /// is drawn as this one is: on the device, of logits as they are.
+    pub fn goes_on(&self, context: usize) -> bool {
+        let ends = self.max_new_tokens == Some(self.num_generated() + 1)
+            || self.tokens.len() + 1 > context;
+        !ends && self.constraint.is_none() && self.edits.are_none()
     }
 
     /// Chooses the next token on the host.
@@ -351,6 +369,14 @@ impl Sequence {
         self.pages.grow(allocator, self.tokens.len())
     }
 
+    /// [`Sequence::reserve`] for a token more, and pages of windows for it too, beside a step that
+    /// computes all that are there.
+    #[must_use]
+    pub fn reserve_ahead(&mut self, allocator: &mut PageAllocator) -> bool {
+        let len = self.tokens.len() + 1;
+        self.pages.grow(allocator, len) && self.pages.slide(allocator, self.num_cached..len)
+    }
+
     /// [`Sequence::reserve`] of a sequence that has no pages yet: it begins with pages that are
     /// known to have its tokens in them, and with a recurrent state that was kept after these. At
     /// least one token is left, whose logits are wanted, and all whose logits are wanted besides.
@@ -382,10 +408,20 @@ impl Sequence {
     /// Lets other sequences find the pages that are full, and the recurrent state at some ends of
     /// pages.
     pub fn publish(&mut self, turns: Turns, allocator: &mut PageAllocator) {
+        self.publish_until(turns, allocator, self.num_cached);
+    }
+
+    /// [`Sequence::publish`] when `num_cached` positions have been computed, of which it knows less.
+    pub fn publish_until(
+        &mut self,
+        turns: Turns,
+        allocator: &mut PageAllocator,
+        num_cached: usize,
+    ) {
         if self.is_whole() {
             return;
         }
-        let num_full = self.num_cached / PAGE_SIZE;
+        let num_full = num_cached / PAGE_SIZE;
         self.hash_pages(turns, num_full);
         for index in self.num_published..num_full {
             let stored = || self.stored_page(turns, index);
@@ -393,7 +429,7 @@ impl Sequence {
         }
         self.num_published = num_full;
         let hashes = &self.hashes[..num_full];
-        self.pages.keep_state(allocator, &mut self.snapshots, self.num_cached, hashes);
+        self.pages.keep_state(allocator, &mut self.snapshots, num_cached, hashes);
         // What left its window before the steps of others take pages; it takes none itself.
         let _ = self.slide(allocator, 0);
     }

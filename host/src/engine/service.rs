@@ -411,16 +411,21 @@ struct Open {
 struct Worker<'a> {
     engine: Engine,
     shared: &'a Shared,
+    clients: Clients,
+}
+
+/// Who is told what.
+struct Clients {
     open: HashMap<RequestId, Open>,
     stats: ServiceStats,
-    /// Events of the step before, which are delivered while the device runs the next one.
     outbox: Vec<Delivery>,
 }
 
 impl<'a> Worker<'a> {
     fn new(engine: Engine, shared: &'a Shared) -> Self {
         let stats = shared.lock().stats;
-        Worker { engine, shared, open: HashMap::new(), stats, outbox: Vec::new() }
+        let clients = Clients { open: HashMap::new(), stats, outbox: Vec::new() };
+        Worker { engine, shared, clients }
     }
 
     fn run(mut self) {
@@ -429,7 +434,7 @@ impl<'a> Worker<'a> {
             if !has_work {
                 self.flush();
             }
-            match self.shared.exchange(self.stats(), self.open.len(), has_work) {
+            match self.shared.exchange(self.stats(), self.clients.open.len(), has_work) {
                 Orders::Add(submissions) => {
                     submissions.into_iter().for_each(|submission| self.add(submission));
                 }
@@ -437,21 +442,24 @@ impl<'a> Worker<'a> {
                 Orders::End => return,
             }
             self.cancel_dropped();
-            match self.engine.step_while(|| deliver(&mut self.outbox)) {
-                Ok(events) => events.into_iter().for_each(|event| self.take(event)),
-                Err(error) => {
-                    if self.fail_all(error).is_break() {
-                        return self.flush();
-                    }
-                }
+            let Worker { engine, shared, clients } = &mut self;
+            let stepped = engine.step_while(|stats, events| {
+                events.into_iter().for_each(|event| clients.take(event));
+                drop(shared.publish(clients.stats_with(stats), clients.open.len()));
+                deliver(&mut clients.outbox);
+            });
+            if let Err(error) = stepped
+                && self.fail_all(error).is_break()
+            {
+                return self.flush();
             }
         }
     }
 
     /// Publishes what was done, and then says so to whom it concerns.
     fn flush(&mut self) {
-        drop(self.shared.publish(self.stats(), self.open.len()));
-        deliver(&mut self.outbox);
+        drop(self.shared.publish(self.stats(), self.clients.open.len()));
+        deliver(&mut self.clients.outbox);
     }
 
     fn add(&mut self, Submission { request, events }: Submission) {
@@ -460,26 +468,55 @@ impl<'a> Worker<'a> {
         }
         let prompt_len = request.prompt.len();
         match self.engine.add_request(request) {
-            Ok(id) => drop(self.open.insert(id, Open { events, prompt_len })),
-            Err(error) => self.outbox.push((events, RequestEvent::Failed(Arc::new(error)))),
+            Ok(id) => drop(self.clients.open.insert(id, Open { events, prompt_len })),
+            Err(error) => self.clients.outbox.push((events, RequestEvent::Failed(Arc::new(error)))),
         }
     }
 
     /// Cancels requests whose stream is gone.
     fn cancel_dropped(&mut self) {
-        for (id, _) in self.open.extract_if(|_, open| open.events.is_closed()) {
+        for (id, _) in self.clients.open.extract_if(|_, open| open.events.is_closed()) {
             self.engine.cancel(id);
         }
     }
 
     fn cancel_all(mut self, submissions: VecDeque<Submission>) {
         let queued = submissions.into_iter().map(|submission| submission.events);
-        let all = self.open.into_values().map(|open| open.events).chain(queued);
+        let all = self.clients.open.into_values().map(|open| open.events).chain(queued);
         let cancelled = RequestEvent::Finished(FinishReason::Cancelled);
-        self.outbox.extend(all.map(|to| (to, cancelled.clone())));
-        deliver(&mut self.outbox);
+        self.clients.outbox.extend(all.map(|to| (to, cancelled.clone())));
+        deliver(&mut self.clients.outbox);
     }
 
+    /// Ends all requests after a step that failed. The engine goes on, unless its device is in
+    /// doubt.
+    fn fail_all(&mut self, error: EngineError) -> ControlFlow<()> {
+        let error = Arc::new(error);
+        let mut failed = Vec::new();
+        for (id, open) in self.clients.open.drain() {
+            self.engine.cancel(id);
+            failed.push(open.events);
+        }
+        let is_broken = matches!(
+            *error,
+            EngineError::Exec(ExecError::Driver { .. } | ExecError::RankFailed(_))
+        );
+        if is_broken {
+            let mut state = self.shared.lock();
+            failed.extend(state.inbox.drain(..).map(|submission| submission.events));
+            state.phase = Phase::Stopped(Some(error.to_string()));
+        }
+        let failure = |to| (to, RequestEvent::Failed(Arc::clone(&error)));
+        self.clients.outbox.extend(failed.into_iter().map(failure));
+        if is_broken { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn stats(&self) -> ServiceStats {
+        self.clients.stats_with(self.engine.stats())
+    }
+}
+
+impl Clients {
     /// Counts an event of the engine, and puts the service's for it into the outbox.
     fn take(&mut self, Event { request: id, kind }: Event) {
         let Some(open) = self.open.get(&id) else { return };
@@ -510,32 +547,9 @@ impl<'a> Worker<'a> {
         self.outbox.push((to, event));
     }
 
-    /// Ends all requests after a step that failed. The engine goes on, unless its device is in
-    /// doubt.
-    fn fail_all(&mut self, error: EngineError) -> ControlFlow<()> {
-        let error = Arc::new(error);
-        let mut failed = Vec::new();
-        for (id, open) in self.open.drain() {
-            self.engine.cancel(id);
-            failed.push(open.events);
-        }
-        let is_broken = matches!(
-            *error,
-            EngineError::Exec(ExecError::Driver { .. } | ExecError::RankFailed(_))
-        );
-        if is_broken {
-            let mut state = self.shared.lock();
-            failed.extend(state.inbox.drain(..).map(|submission| submission.events));
-            state.phase = Phase::Stopped(Some(error.to_string()));
-        }
-        let failure = |to| (to, RequestEvent::Failed(Arc::clone(&error)));
-        self.outbox.extend(failed.into_iter().map(failure));
-        if is_broken { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-
-    fn stats(&self) -> ServiceStats {
-        let EngineStats { num_running, num_waiting, num_used_pages, num_preemptions, .. } =
-            self.engine.stats();
+    /// What was done, by an engine that is doing this.
+    fn stats_with(&self, engine: EngineStats) -> ServiceStats {
+        let EngineStats { num_running, num_waiting, num_used_pages, num_preemptions, .. } = engine;
         ServiceStats { num_running, num_waiting, num_used_pages, num_preemptions, ..self.stats }
     }
 }
