@@ -437,7 +437,7 @@ mod tests {
         let request = ureq::Agent::from(config)
             .post(format!("http://{address}/v1/completions"))
             .header("Content-Type", "application/json");
-        let body = format!("{{\"prompt\": {prompt}, \"max_tokens\": 3}}");
+        let body = format!("{{\"prompt\": {prompt}, \"max_tokens\": 3, \"temperature\": 0}}");
         request.send(&body).unwrap().status().as_u16()
     }
 
