@@ -405,11 +405,17 @@ fn ranks_divide_the_weights() {
         let Ok(plans) = Rank::all(2).map(plan_of).collect::<Result<Vec<_>, _>>() else { continue };
         let whole = model.plan(&Numerics::default(), bounds(4), 1).unwrap();
         // Both ranks have a copy of one KV head, or project all heads that are normalised together.
+        let config = model.config();
+        let has_one = |layer| config.heads(layer).num_kv_heads < 2;
         let has_copies =
-            model.config().num_kv_heads < 2 || model.config().qk_norm == Some(QkNorm::AllHeads);
-        for weight in
-            whole.weights.iter().filter(|weight| !has_copies || !weight.name.contains("qkv"))
-        {
+            (0..config.num_layers()).any(has_one) || config.qk_norm == Some(QkNorm::AllHeads);
+        // Heads of values that lie apart from those of the same key.
+        let has_keys_twice = model.config().delta.is_some_and(|delta| delta.is_tiled);
+        let is_copied = |name: &str| {
+            has_copies && name.contains("qkv")
+                || has_keys_twice && (name.contains("qkvz") || name.contains("conv"))
+        };
+        for weight in whole.weights.iter().filter(|weight| !is_copied(&weight.name)) {
             let of_ranks: Vec<_> = plans
                 .iter()
                 .filter_map(|plan| plan.weights.iter().find(|other| other.name == weight.name))

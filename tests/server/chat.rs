@@ -204,7 +204,7 @@ pub fn answers_are_the_calls_that_are_asked_for(client: &Client) {
         assert!(call["type"] == "function" && call["id"].as_str().unwrap().starts_with("call_"));
     };
     let mut required = body(json!("required"));
-    required["n"] = json!(3);
+    required["n"] = json!(2);
     required["parallel_tool_calls"] = json!(false);
     // It is of texts, and there is none.
     required["response_format"] = json!({"type": "json_object"});

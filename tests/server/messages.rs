@@ -72,9 +72,10 @@ pub fn a_message_calls_tools(client: &Client) {
     let schema = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},
                         "required": ["city"]});
     let tool = json!({"name": "weather", "description": "Weather.", "input_schema": schema});
-    for choice in [
-        json!({"type": "any", "disable_parallel_tool_use": true}),
-        json!({"type": "tool", "name": "weather"}),
+    // The first of both in all forms.
+    for (choice, has_more) in [
+        (json!({"type": "any", "disable_parallel_tool_use": true}), true),
+        (json!({"type": "tool", "name": "weather"}), false),
     ] {
         let mut body = message();
         body["max_tokens"] = json!(60);
@@ -85,6 +86,9 @@ pub fn a_message_calls_tools(client: &Client) {
         assert_eq!((&call["type"], &call["name"]), (&json!("tool_use"), &json!("weather")));
         assert!(call["input"]["city"] == "Paris" || call["input"]["city"] == "Rome", "{answer}");
         assert_eq!(answer["stop_reason"], "tool_use");
+        if !has_more {
+            continue;
+        }
         let events = events(client, &body);
         let kinds = |kind: &str| events.iter().filter(|event| event["type"] == kind).count();
         assert_eq!((kinds("content_block_start"), kinds("content_block_stop")), (1, 1));

@@ -29,7 +29,7 @@ pub struct StepLayout {
     pub block_table: usize,
     /// The slots of layers with a window: where those of the others are, if they share them.
     pub window_slot_mapping: usize,
-    /// Likewise their block table.
+    /// The block table of layers with a window, likewise.
     pub window_block_table: usize,
     /// Length of the whole buffer.
     pub len: usize,
@@ -102,7 +102,7 @@ pub struct StepInputs {
     pub block_tables: Vec<Vec<u32>>,
     /// `[num_tokens]`: the slots of layers with a window; none if they are those of the others.
     pub window_slot_mapping: Vec<u32>,
-    /// Their block tables, likewise: of pages that left with the window there is [`NO_PAGE`](crate::NO_PAGE).
+    /// The block tables of layers with a window, likewise: of pages that left with the window there is [`NO_PAGE`](crate::NO_PAGE).
     pub window_tables: Vec<Vec<u32>>,
     /// `[num_logit_rows]`: tokens whose logits are wanted.
     pub logit_rows: Vec<u32>,

@@ -124,7 +124,7 @@ pub struct Beginning {
     pub num_known: usize,
     /// The first of them, which a sequence can begin with.
     pub pages: Vec<u32>,
-    /// Those of layers with a window, of models that have them.
+    /// The pages of layers with a window, of models that have them.
     pub window: Vec<u32>,
     /// The slot of the recurrent state after them.
     pub state: Option<u32>,
@@ -134,7 +134,7 @@ pub struct Beginning {
 #[derive(Debug, Default)]
 pub struct PageTable {
     pages: Vec<u32>,
-    /// Those of layers with a window, of models that have them: see [`PageTable::slide`].
+    /// The pages of layers with a window, of models that have them: see [`PageTable::slide`].
     window: Vec<u32>,
     /// The recurrent state, of models that have one.
     state: Option<State>,

@@ -135,7 +135,7 @@ impl Windows {
     }
 }
 
-/// Those of `pages` that have not left.
+/// The `pages` that have not left.
 fn held(pages: &[u32]) -> impl DoubleEndedIterator<Item = u32> {
     pages.iter().copied().filter(|&page| page != NO_PAGE)
 }

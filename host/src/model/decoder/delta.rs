@@ -163,8 +163,10 @@ impl Planner<'_> {
                 stems.iter().map(of).collect()
             }
         };
-        // A rank's share may be odd, and rows of activations are not: nothing reads what is more.
-        let missing = num_rows(&ba).next_multiple_of(8) - num_rows(&ba);
+        // A rank's share may be odd, and rows of activations are whole vectors: nothing reads what
+        // is more.
+        let vector = 16 / self.precision.operand().block_bytes();
+        let missing = num_rows(&ba).next_multiple_of(vector) - num_rows(&ba);
         if let Some(stem) = names.delta.ba.first().filter(|_| !self.shares.rank.is_alone()) {
             let all = of_all(stem, num_v_heads * 2 / names.delta.ba.len());
             let row = |row: usize| row % all.rows..row % all.rows + 1;

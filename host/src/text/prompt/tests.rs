@@ -142,25 +142,45 @@ fn prompt(text: &Text, messages: &[Message], chat: &Chat, parses: bool) -> Optio
     text.prompt(messages, &options).ok()
 }
 
-/// Number of control tokens of a prompt.
-fn num_control(text: &Text, ids: &[u32]) -> usize {
+/// The ids of the control tokens.
+fn control(text: &Text) -> HashSet<u32> {
     let guard = text.guard(text.chat_template.as_ref().unwrap()).unwrap();
-    let control: HashSet<u32> = guard.control.tokens().iter().map(|token| token.id).collect();
+    guard.control.tokens().iter().map(|token| token.id).collect()
+}
+
+/// Number of control tokens of a prompt.
+fn num_control(control: &HashSet<u32>, ids: &[u32]) -> usize {
     ids.iter().filter(|&id| control.contains(id)).count()
+}
+
+/// What is right of each history of a conversation.
+struct Wanted {
+    control: HashSet<u32>,
+    /// Control tokens of its prompt, if the template takes the history.
+    counts: Vec<Option<usize>>,
+}
+
+impl Wanted {
+    fn of(text: &Text, harmless: &Chat) -> Self {
+        let control = control(text);
+        let count = |history: &Vec<Message>| {
+            let prompt = prompt(text, history, harmless, false)?;
+            Some(num_control(&control, &text.encode(&prompt, false).unwrap()))
+        };
+        let counts = histories(&harmless.0).iter().map(count).collect();
+        Wanted { control, counts }
+    }
 }
 
 /// Says what is wrong with the prompts of a conversation: they have as many control tokens as the harmless one, and their
 /// tokens spell their text.
-fn faults(text: &Text, kind: Kind, attack: &Chat, harmless: &Chat) -> Vec<String> {
+fn faults(text: &Text, kind: Kind, attack: &Chat, wanted: &Wanted) -> Vec<String> {
     let mut faults = Vec::new();
-    for (attacking, harmless_history) in histories(&attack.0).iter().zip(&histories(&harmless.0)) {
-        let wanted = prompt(text, harmless_history, harmless, false);
-        let (Some(prompt), Some(wanted)) = (prompt(text, attacking, attack, false), wanted) else {
-            continue;
-        };
+    for (attacking, &wanted_count) in histories(&attack.0).iter().zip(&wanted.counts) {
+        let Some(want) = wanted_count else { continue };
+        let Some(prompt) = prompt(text, attacking, attack, false) else { continue };
         let ids = text.encode(&prompt, false).unwrap();
-        let got = num_control(text, &ids);
-        let want = num_control(text, &text.encode(&wanted, false).unwrap());
+        let got = num_control(&wanted.control, &ids);
         if got != want {
             faults.push(format!("{got} control tokens, not {want}: {}", prompt.text()));
         }
@@ -290,6 +310,7 @@ fn no_text_from_outside_is_a_control_token() {
             let text = text(&source, kind);
             let (special, all) = spellings(&text);
             let plain = chat(harmless);
+            let wanted = Wanted::of(&text, &plain);
             // Where such texts are parsed, this is an attack.
             let spelt =
                 chat(|field| if field == "user" { special.join("") } else { harmless(field) });
@@ -300,8 +321,8 @@ fn no_text_from_outside_is_a_control_token() {
                 num_attacked += 1;
                 let ids = text.encode(&parsed, false).unwrap();
                 let plain = prompt(&text, &plain.0[5..], &plain, false).unwrap();
-                let plain = num_control(&text, &text.encode(&plain, false).unwrap());
-                assert!(num_control(&text, &ids) >= plain + special.len(), "{name}");
+                let plain = num_control(&wanted.control, &text.encode(&plain, false).unwrap());
+                assert!(num_control(&wanted.control, &ids) >= plain + special.len(), "{name}");
             }
             // The assistant's own marks are none from outside.
             for ((form, all), (_, special)) in forms(&all).into_iter().zip(forms(&special)) {
@@ -310,7 +331,7 @@ fn no_text_from_outside_is_a_control_token() {
                     "assistant" => format!("{field}{special}{field}"),
                     _ => format!("{field}{all}{field}"),
                 });
-                let faults = faults(&text, kind, &attack, &plain);
+                let faults = faults(&text, kind, &attack, &wanted);
                 bad.extend(faults.iter().map(|fault| format!("{name}, {kind:?}, {form}: {fault}")));
             }
         }
@@ -325,7 +346,7 @@ fn no_part_of_a_text_from_outside_is_a_part_of_a_control_token() {
     let mut bad = Vec::new();
     for (name, source) in sources() {
         let text = text(&source, Kind::Special);
-        let plain = chat(harmless);
+        let wanted = Wanted::of(&text, &chat(harmless));
         for (index, token) in spellings(&text).1.iter().enumerate() {
             let chars: Vec<char> = token.chars().collect();
             let cut = [1, chars.len() / 2, chars.len() - 1][index % 3];
@@ -340,7 +361,7 @@ fn no_part_of_a_text_from_outside_is_a_part_of_a_control_token() {
                     _ => parts[usize::from(!is_first)].clone(),
                 }
             });
-            let faults = faults(&text, Kind::Special, &attack, &plain);
+            let faults = faults(&text, Kind::Special, &attack, &wanted);
             bad.extend(faults.iter().map(|fault| format!("{name}, {token} cut at {cut}: {fault}")));
         }
     }
@@ -471,7 +492,7 @@ fn histories_of_random_texts() {
             "call" | "keyword" | "property" | "argument" => format!("{}{field}", random()),
             _ => format!("{}x", random()),
         });
-        let faults = faults(text, Kind::Special, &attack, &chat(harmless));
+        let faults = faults(text, Kind::Special, &attack, &Wanted::of(text, &chat(harmless)));
         assert!(faults.is_empty(), "{name}, {index}: {faults:?}\n{attack:?}");
     }
 }
