@@ -75,6 +75,8 @@ fn f16_of_every_family_has_the_goldens_logits_and_tokens() {
         "gemma3",
         "gemma3-images",
         "qwen3.5",
+        "qwen3.5-moe",
+        "granitemoe",
     ];
     for name in names {
         let dir = tempfile::tempdir().unwrap();
@@ -121,6 +123,8 @@ fn keys_and_tensors_are_those_of_llama_cpps_conversion() {
         "gemma2",
         "gemma3",
         "qwen3.5",
+        "qwen3.5-moe",
+        "granitemoe",
     ];
     for name in names {
         let dir = tempfile::tempdir().unwrap();

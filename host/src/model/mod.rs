@@ -94,12 +94,7 @@ impl Decoder {
     /// Experts whose gate and up are one tensor in the checkpoint are left out.
     pub(crate) fn gguf_names(&self) -> impl Iterator<Item = (Vec<String>, String)> {
         let is_each = matches!(self.names.experts.form, ExpertForm::Each(_));
-        let is_left_out = |name: &str| {
-            self.has_joined_experts()
-                && [".experts.", "_exps.", "_moe.input_", "_moe.output_"]
-                    .iter()
-                    .any(|part| name.contains(part))
-        };
+        let is_left_out = |name: &str| self.has_joined_experts() && is_of_experts(name);
         let of = |names: &Names| {
             let tensors = names.tensors(&self.config).into_iter();
             tensors.filter(|(name, _)| !is_left_out(name)).collect::<Vec<_>>()
@@ -113,6 +108,13 @@ impl Decoder {
             };
             (sources.by_ref().take(count).collect(), name)
         })
+    }
+
+    /// The tensors of GGUF, with their shapes, that [`Decoder::gguf_names`] leaves out.
+    pub(crate) fn joined_gguf_names(&self) -> Vec<(String, Vec<usize>)> {
+        let mut tensors = Names::gguf(self.config.family).tensors(&self.config);
+        tensors.retain(|(name, _)| self.has_joined_experts() && is_of_experts(name));
+        tensors
     }
 
     /// What is added to the weights of norms.
@@ -343,4 +345,8 @@ fn has_own_head(checkpoint: &Checkpoint, names: &Names) -> bool {
         }
         _ => false,
     }
+}
+/// Whether a tensor holds a matrix of experts.
+fn is_of_experts(name: &str) -> bool {
+    [".experts.", "_exps.", "_moe.input_", "_moe.output_"].iter().any(|part| name.contains(part))
 }

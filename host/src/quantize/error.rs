@@ -2,7 +2,8 @@
 
 use std::io;
 
-use crate::plan::Dtype;
+use crate::ModelError;
+use crate::plan::{Dtype, ReadWeightError};
 use crate::text::TextError;
 use crate::weights::{EncodeError, WeightsError, shown};
 
@@ -13,6 +14,12 @@ pub enum QuantizeError {
     /// A tensor of the model cannot be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// A matrix of an expert cannot be read.
+    #[error(transparent)]
+    Matrix(#[from] ReadWeightError),
+    /// The model cannot be computed as it is.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// A tensor's values cannot be stored in the type.
     #[error("{source}{}", advice(source))]
     Encode {

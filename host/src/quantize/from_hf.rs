@@ -11,6 +11,7 @@ use crate::model::{
     Config, DeltaNet, ExpertScores, Experts, Family, KvSource, LayerConfig, Names, Rope,
     RopeScaling, yarn_attention_factor,
 };
+use crate::plan::{Bounds, Fusion, Numerics, Weight, WeightPart, WeightSlice};
 use crate::text::gguf_tokenizer;
 use crate::weights::TensorEntry;
 use crate::weights::gguf::{Metadata, Value};
@@ -23,8 +24,10 @@ pub(super) fn source<'a>(
     json: &serde_json::Value,
 ) -> Result<Source<'a>, QuantizeError> {
     let config = model.config();
-    if model.decoder().has_joined_experts() {
-        return Err(QuantizeError::NoKey("experts whose gate and up are one tensor"));
+    if model.decoder().has_joined_experts()
+        && matches!(config.family, Family::Gemma4 | Family::GptOss)
+    {
+        return Err(QuantizeError::NotWritten("experts whose gate and up are one tensor"));
     }
     if config.family == Family::Qwen3Next {
         return Err(QuantizeError::NotWritten("layers of Gated DeltaNet by head of keys"));
@@ -38,13 +41,16 @@ pub(super) fn source<'a>(
         put(&format!("general.sampling.{key}"), value);
     }
     // The width that dense layers would have; llama.cpp's conversion writes it.
-    let dense = json["intermediate_size"].as_u64().and_then(|width| u32::try_from(width).ok());
-    if let (Some(width), Family::Qwen3Moe) = (dense, config.family) {
-        put("qwen3moe.feed_forward_length", Value::U32(width));
+    let of_text = json.get("text_config").unwrap_or(json);
+    let dense = of_text["intermediate_size"].as_u64().and_then(|width| u32::try_from(width).ok());
+    if let (Some(width), Family::Qwen3Moe | Family::Qwen35Moe) = (dense, config.family) {
+        let key = format!("{}.feed_forward_length", architecture(config.family));
+        put(&key, Value::U32(width));
     }
     let tokenizer = gguf_tokenizer(dir, architecture(config.family), config.vocab_size)?;
     metadata.0.extend(tokenizer);
     let mut tensors = tensors(model);
+    tensors.extend(joined_experts(model)?);
     tensors.extend(rope_factors(full_rope(config)?));
     Ok(Source { metadata, tensors })
 }
@@ -429,11 +435,11 @@ fn tensors(model: &Model) -> Vec<Tensor<'_>> {
             return Some(Tensor { name, shape, data: Data::Experts(entries) });
         };
         let of_delta = config.delta.and_then(|delta| delta_data(&name, entry, &delta));
-        // The convolution has a dimension of one element in the middle.
-        let shape = match name.ends_with("ssm_conv1d.weight") {
-            true => vec![entry.shape[0], entry.shape[entry.shape.len() - 1]],
-            false => entry.shape.to_vec(),
-        };
+        // GGUF has no dimension of one element: the convolution's in the middle, the shared gate's.
+        let mut shape = entry.shape.to_vec();
+        if shape.len() > 1 {
+            shape.retain(|&len| len > 1);
+        }
         let data = match name.split('.').nth(2) {
             _ if of_delta.is_some() => of_delta.expect("of such a layer"),
             Some("attn_q") if to.interleaved_rope => Data::Heads(entry, config.num_heads),
@@ -444,4 +450,36 @@ fn tensors(model: &Model) -> Vec<Tensor<'_>> {
         Some(Tensor { name, shape, data })
     });
     tensors.collect()
+}
+
+/// The matrices of experts that are one tensor of the checkpoint with others, as a plan of the model
+/// takes them out.
+fn joined_experts(model: &Model) -> Result<Vec<Tensor<'_>>, QuantizeError> {
+    let names = model.decoder().joined_gguf_names();
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let numerics = Numerics { fusion: Fusion::NONE, ..Numerics::default() };
+    let plan = model.plan(&numerics, Bounds::one_sequence(1), 1)?;
+    let tensor = |(name, shape): (String, Vec<usize>)| {
+        let (layer, what) = name.strip_prefix("blk.")?.split_once(".ffn_")?;
+        let label = format!("layers.{layer}.expert_{}", what.strip_suffix("_exps.weight")?);
+        let whole = plan.weights.iter().find(|weight| weight.name == label)?;
+        let &[num_experts, rows, _] = &shape[..] else { return None };
+        let matrix = |expert: usize| {
+            let parts = match &whole.parts[..] {
+                [all] => {
+                    let (first, of) = (expert * rows, all.rows);
+                    let slice = WeightSlice::Rows { first, of };
+                    vec![WeightPart { rows, slice, ..all.clone() }]
+                }
+                each => vec![each[expert].clone()],
+            };
+            Weight { name: name.clone(), rows, parts, ..whole.clone() }
+        };
+        let entry = model.checkpoint().tensor(&whole.parts[0].source)?;
+        let matrices = (0..num_experts).map(matrix).collect();
+        Some(Tensor { name, shape, data: Data::Joined(entry, matrices) })
+    };
+    Ok(names.into_iter().filter_map(tensor).collect())
 }

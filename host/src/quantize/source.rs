@@ -3,7 +3,7 @@
 use std::slice;
 
 use super::QuantizeError;
-use crate::plan::Dtype;
+use crate::plan::{Dtype, Weight, WeightSource};
 use crate::weights::gguf::Metadata;
 use crate::weights::{Checkpoint, TensorDtype, TensorEntry, permuted_row};
 
@@ -30,6 +30,8 @@ pub(super) enum Data<'a> {
     Added(TensorEntry<'a>, f32),
     /// In the checkpoint: the matrix of each expert, which GGUF has as one tensor.
     Experts(Vec<TensorEntry<'a>>),
+    /// In the checkpoint, in a tensor with others: the matrix of each expert.
+    Joined(TensorEntry<'a>, Vec<Weight>),
     /// In the checkpoint: heads of values that GGUF tiles. If it says so, minus the exponential of
     /// the elements.
     Tiled(TensorEntry<'a>, Tiles, bool),
@@ -91,6 +93,7 @@ impl<'a> Tensor<'a> {
             Data::Stored(entry)
             | Data::Heads(entry, _)
             | Data::Added(entry, _)
+            | Data::Joined(entry, _)
             | Data::Tiled(entry, ..) => slice::from_ref(entry),
             Data::Experts(entries) => entries,
             Data::Values(_) => &[],
@@ -99,7 +102,11 @@ impl<'a> Tensor<'a> {
 
     /// Matrices that are read one after the other: those of experts are too many at once.
     pub fn num_matrices(&self) -> usize {
-        if let Data::Experts(entries) = &self.data { entries.len() } else { 1 }
+        match &self.data {
+            Data::Experts(entries) => entries.len(),
+            Data::Joined(_, matrices) => matrices.len(),
+            _ => 1,
+        }
     }
 
     /// The bytes, if they are of `dtype` already.
@@ -128,6 +135,12 @@ impl<'a> Tensor<'a> {
         Ok(match &self.data {
             Data::Values(values) => values.clone(),
             Data::Experts(entries) => checkpoint.read_f32(entries[matrix].name)?,
+            Data::Joined(_, matrices) => {
+                let matrix = &matrices[matrix];
+                let mut values = vec![0.0; matrix.rows * matrix.cols];
+                checkpoint.read(matrix, bytemuck::cast_slice_mut(&mut values))?;
+                values
+            }
             Data::Stored(entry) => checkpoint.read_f32(entry.name)?,
             Data::Added(entry, addend) => {
                 let values = checkpoint.read_f32(entry.name)?;
