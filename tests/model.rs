@@ -423,13 +423,8 @@ fn ranks_divide_the_weights() {
             let elems: usize = of_ranks.iter().map(|weight| weight.rows * weight.cols).sum();
             let is_divided = of_ranks.iter().any(|of_rank| of_rank.bytes() < weight.bytes());
             let copies = if is_divided { 1 } else { of_ranks.len() };
-            assert_eq!(
-                elems,
-                copies * weight.rows * weight.cols,
-                "{}: {}",
-                path.display(),
-                weight.name
-            );
+            let wanted = copies * weight.rows * weight.cols;
+            assert_eq!(elems, wanted, "{}: {}", path.display(), weight.name);
             let slice = |weight: &Weight, values: &mut Vec<f32>| {
                 let mut bytes = vec![0; weight.bytes()];
                 model.checkpoint().read(weight, &mut bytes).unwrap();

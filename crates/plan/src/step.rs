@@ -102,7 +102,8 @@ pub struct StepInputs {
     pub block_tables: Vec<Vec<u32>>,
     /// `[num_tokens]`: the slots of layers with a window; none if they are those of the others.
     pub window_slot_mapping: Vec<u32>,
-    /// The block tables of layers with a window, likewise: of pages that left with the window there is [`NO_PAGE`](crate::NO_PAGE).
+    /// The block tables of layers with a window, likewise: of pages that left with the window there
+    /// is [`NO_PAGE`](crate::NO_PAGE).
     pub window_tables: Vec<Vec<u32>>,
     /// `[num_logit_rows]`: tokens whose logits are wanted.
     pub logit_rows: Vec<u32>,

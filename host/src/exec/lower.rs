@@ -527,22 +527,6 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The slots of the cache that `layer` appends to.
-    fn slots(&self, layer: usize) -> DevicePtr<u32> {
-        self.input(match self.plan.kv.has_window(layer) {
-            true => self.step.window_slot_mapping,
-            false => self.step.slot_mapping,
-        })
-    }
-
-    /// The block table of `layer`.
-    fn block_table(&self, layer: usize) -> DevicePtr<u32> {
-        self.input(match self.plan.kv.has_window(layer) {
-            true => self.step.window_block_table,
-            false => self.step.block_table,
-        })
-    }
-
     fn seqs(&self, layer: usize, attention: &attention::Attention) -> SeqInputs {
         let work_list = self.step_buffer.work_list(attention);
         SeqInputs {

@@ -3,7 +3,8 @@
 //! Shapes    pool of pages as [`CacheType`] says; out `[num_pages, num_kv_heads, PAGE_SIZE,
 //!           head_dim]`; block_table `[num_seqs, max_pages_per_seq]`.
 //! Launch    grid `(max_seqs * max_pages_per_seq, num_kv_heads, 1)`, block `(NUM_THREADS, 1, 1)`; a
-//!           block takes a page of a head, none where the table has [`NO_PAGE`]. A page that sequences share is written by each, alike.
+//!           block takes a page of a head, none where the table has [`NO_PAGE`]. A page that
+//!           sequences share is written by each, alike.
 //! Numerics  scale times quant in f32, rotated back where keys are rotated, one rounding at the
 //!           store.
 //! Bound     memory: a load for each quant, a store for each element.

@@ -133,6 +133,14 @@ impl Lowering<'_> {
         })
     }
 
+    /// The slots of the cache that `layer` appends to.
+    fn slots(&self, layer: usize) -> DevicePtr<u32> {
+        self.input(match self.plan.kv.has_window(layer) {
+            true => self.step.window_slot_mapping,
+            false => self.step.slot_mapping,
+        })
+    }
+
     /// The K and the V pool of a layer, of elements `C`.
     pub(super) fn pools<C: DeviceElement>(
         &self,

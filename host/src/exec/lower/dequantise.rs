@@ -99,6 +99,14 @@ impl Lowering<'_> {
         Ok(launcher.decode_quantised(self.gpu, &seqs, &operands, formats, &workspace))
     }
 
+    /// The block table of `layer`.
+    pub(super) fn block_table(&self, layer: usize) -> DevicePtr<u32> {
+        self.input(match self.plan.kv.has_window(layer) {
+            true => self.step.window_block_table,
+            false => self.step.block_table,
+        })
+    }
+
     fn page_inputs(&self, layer: usize) -> PageInputs {
         PageInputs {
             num_seqs: self.input(StepLayout::NUM_SEQS),
