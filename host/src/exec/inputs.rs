@@ -103,6 +103,13 @@ fn shapes(inputs: &StepInputs) -> Result<(), ExecError> {
     if inputs.block_tables.len() != seqs {
         return step_error(format!("{} block tables for {seqs}", inputs.block_tables.len()));
     }
+    let lens = |tables: &[Vec<u32>]| tables.iter().map(Vec::len).collect::<Vec<_>>();
+    if !inputs.window_tables.is_empty()
+        && (inputs.window_slot_mapping.len() != tokens
+            || lens(&inputs.window_tables) != lens(&inputs.block_tables))
+    {
+        return step_error("slots or block tables of windows are not as those of other layers");
+    }
     for (seq, pages) in inputs.block_tables.iter().enumerate() {
         let kv_len = inputs.kv_lens[seq] as usize;
         let q_len = (cu_seqlens_q[seq + 1] - cu_seqlens_q[seq]) as usize;
@@ -123,8 +130,8 @@ fn below(what: &str, values: &[u32], bound: usize) -> Result<(), ExecError> {
     }
 }
 
-fn step_error<T>(message: String) -> Result<T, ExecError> {
-    Err(ExecError::Step(message))
+fn step_error<T>(message: impl Into<String>) -> Result<T, ExecError> {
+    Err(ExecError::Step(message.into()))
 }
 
 #[cfg(test)]
@@ -132,6 +139,7 @@ mod tests {
     use super::super::testing::plan;
     use super::*;
     use crate::exec::{LogitEdit, RowSampling};
+    use crate::plan::NO_PAGE;
 
     fn inputs() -> StepInputs {
         let mut inputs = StepInputs::new();
@@ -157,7 +165,7 @@ mod tests {
     /// Each value and each length that is wrong is an error that names it, never a panic.
     #[test]
     fn inputs_beyond_a_bound_are_named() {
-        let faults: [Fault; 19] = [
+        let faults: [Fault; 22] = [
             ("token id 10", |inputs| inputs.token_ids[1] = 10),
             ("position 100", |inputs| inputs.positions[3] = 100),
             ("slot 256", |inputs| inputs.slot_mapping[0] = 256),
@@ -174,6 +182,15 @@ mod tests {
             ("1 block tables", |inputs| inputs.block_tables.truncate(1)),
             ("sequence 0", |inputs| inputs.kv_lens[0] = 2),
             ("sequence 1", |inputs| inputs.block_tables[1].truncate(1)),
+            ("slots or block tables of windows", |inputs| inputs.window_tables = vec![vec![0]]),
+            ("slots or block tables of windows", |inputs| {
+                inputs.window_tables = inputs.block_tables.clone();
+            }),
+            ("page 4294967295", |inputs| {
+                inputs.window_slot_mapping = inputs.slot_mapping.clone();
+                inputs.window_tables = inputs.block_tables.clone();
+                inputs.window_tables[1][1] = NO_PAGE;
+            }),
             ("edit_ends does not divide 1 edits", |inputs| {
                 inputs.edits.push(edit(1));
             }),

@@ -481,5 +481,8 @@ fn joined_experts(model: &Model) -> Result<Vec<Tensor<'_>>, QuantizeError> {
         let matrices = (0..num_experts).map(matrix).collect();
         Some(Tensor { name, shape, data: Data::Joined(entry, matrices) })
     };
-    Ok(names.into_iter().filter_map(tensor).collect())
+    // A file without some of them would be no model.
+    let of_others = QuantizeError::NotWritten;
+    let all = names.into_iter().map(|of| tensor(of).ok_or(of_others("experts of another form")));
+    all.collect()
 }
