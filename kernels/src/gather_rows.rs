@@ -2,23 +2,39 @@
 //! ids, and selects the hidden states whose logits are wanted, by `logit_rows`.
 //!
 //! Shapes    x `[*, width]` f32, f16 or bf16, out `[num_rows, width]` f32, with row strides;
-//!           indices `[num_rows]`.
+//!           indices `[num_rows]`, some of which may be [`DRAWN`] tokens.
 //! Launch    grid `(max_rows, width / 8 / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
 //! Numerics  one rounding to f32; exact with a scale of 1.
 //! Bound     memory: `8 * num_rows * width` bytes from f32, 6 from 16 bits.
 
 use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
+use gpu_types::DRAWN;
 use half::{bf16, f16};
 
 /// Threads of a block.
 const NUM_THREADS: u32 = 128;
 
+/// Index `row`, or the token that it stands for.
+///
+/// # Safety
+/// 1. `indices` holds it; `drawn` holds the row of an index that is [`DRAWN`].
+#[inline(always)]
+pub(crate) unsafe fn index_of(indices: Global<u32>, drawn: Global<u32>, row: u32) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match indices.get(row as usize) {
+            index if index & DRAWN != 0 => drawn.get((index & !DRAWN) as usize),
+            index => index,
+        }
+    }
+}
+
 /// Eight elements `T` a thread.
 ///
 /// # Safety
 /// 1. `num_rows` is one element; `indices` and `out` hold that many; every index is a row of `x`,
-///    whose elements are `T`.
+///    whose elements are `T`, or [`DRAWN`] and a place in `drawn`, which holds such a row.
 /// 2. `out` overlaps nothing that is read.
 /// 3. If `aligned` is not 0, the rows of `x` and `out` are 16-byte aligned.
 #[kernel(
@@ -29,6 +45,7 @@ const NUM_THREADS: u32 = 128;
 pub unsafe fn gather_rows<T: Number>(
     num_rows: Global<u32>,
     indices: Global<u32>,
+    drawn: Global<u32>,
     width: u32,
     x: Global<()>,
     x_stride: u32,
@@ -49,7 +66,7 @@ pub unsafe fn gather_rows<T: Number>(
             return;
         }
         let columns = Columns::new(column, width, aligned != 0);
-        let from = indices.get(row as usize) as usize * x_stride as usize;
+        let from = index_of(indices, drawn, row) as usize * x_stride as usize;
         let to = row as usize * out_stride as usize;
         let values = columns.load(x.cast::<T>().add(from));
         columns.store(out.add(to), values.map(|value| value * scale));
@@ -80,7 +97,7 @@ mod launcher {
 
     impl GatherRows {
         /// The launch, or `None` if there is nothing to gather. `num_rows` points to the row count
-        /// on the device.
+        /// on the device, `drawn` to the tokens that indices may stand for, if any does.
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`.
@@ -88,6 +105,7 @@ mod launcher {
             &self,
             num_rows: DevicePtr<u32>,
             indices: DevicePtr<u32>,
+            drawn: Option<DevicePtr<u32>>,
             x: Rows<T>,
             out: Rows<f32>,
         ) -> Result<Option<Launch>, LaunchError> {
@@ -105,6 +123,7 @@ mod launcher {
                 gather_rows::Args {
                     num_rows,
                     indices,
+                    drawn: drawn.unwrap_or(DevicePtr::null()),
                     width,
                     x: x.untyped_ptr(),
                     x_stride,

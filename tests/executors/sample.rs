@@ -1,7 +1,7 @@
 //! The choice of tokens.
 
 use halfwarp::exec::{ExecError, LogitEdit, NextToken, RowSampling, StepOutput, Want};
-use halfwarp::plan::StepInputs;
+use halfwarp::plan::{DRAWN, StepInputs};
 use kernels::sampling::noise::Noise;
 use libtest_mimic::Completion;
 
@@ -27,7 +27,63 @@ pub fn tests() -> Vec<Test> {
     });
     let named = Test::new("sample::brings_the_logits_of_named_rows", brings_named_rows);
     let edited = Test::new("sample::edits_logits_before_the_choice", edits_logits);
-    greedy.chain(sampled).chain([named, edited]).collect()
+    let queued = Test::new("sample::steps_in_the_queue_take_drawn_tokens", queued_steps);
+    greedy.chain(sampled).chain([named, edited, queued]).collect()
+}
+
+/// A step that is put into the queue while another runs takes the tokens that this one draws, of
+/// whatever rows; the step after it those that it draws itself.
+fn queued_steps(backend: Backend) -> Outcome {
+    const NUM_TOKENS: usize = 40;
+    // Token t is followed by another of 1 to 40.
+    let follower = |token: u32| (token * 7 + 2) % NUM_TOKENS as u32 + 1;
+    let mut logits = Matrix::random(2, NUM_TOKENS, NUM_TOKENS + 1);
+    for (token, row) in (1..).zip(logits.data.chunks_mut(NUM_TOKENS + 1)) {
+        row[follower(token) as usize] = 9.0;
+    }
+    let mut setup = Setup::default();
+    let out = setup.input("input", &logits);
+    let bounds = bounds(5, 1);
+    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
+    // Each row's token, or the row of the step before that draws it.
+    let steps: [&[Result<u32, u32>]; 4] = [
+        &[Ok(1), Ok(8), Ok(30)],
+        &[Err(2), Ok(5), Err(0), Err(1), Err(0)],
+        &[Err(4)],
+        &[Ok(11), Err(0)],
+    ];
+    let step = |tokens: &[Result<u32, u32>]| {
+        let mut inputs = one_sequence(tokens.len(), 0);
+        inputs.token_ids =
+            tokens.iter().map(|token| token.unwrap_or_else(|row| DRAWN | row)).collect();
+        inputs
+    };
+    let run = || -> Result<Vec<Vec<u32>>, ExecError> {
+        let mut executor = (backend.open)(&plan, &weights)?;
+        let plan = executor.prepare(&plan)?;
+        let (mut all, mut before) = (Vec::new(), Vec::new());
+        for index in 0..steps.len() {
+            let mut inputs = step(steps[index]);
+            inputs.put_drawn(|row| before.get(row).copied());
+            let next = steps.get(index + 1).map(|tokens| step(tokens));
+            let output = executor.run_while(plan, &inputs, Want::NextTokens, &mut |queue| {
+                next.iter().for_each(|next| queue.push(plan, next, Want::NextTokens));
+            })?;
+            before = output.next_tokens.iter().filter_map(|drawn| drawn.token()).collect();
+            all.push(before.clone());
+        }
+        Ok(all)
+    };
+    let (mut expected, mut before) = (Vec::new(), Vec::<u32>::new());
+    for tokens in steps {
+        let token = |token: &Result<u32, u32>| token.unwrap_or_else(|row| before[row as usize]);
+        before = tokens.iter().map(|it| follower(token(it))).collect();
+        expected.push(before.clone());
+    }
+    match run().map_err(|error| error.to_string())? {
+        got if got == expected => Ok(Completion::Completed),
+        got => Err(format!("{got:?}, expected {expected:?}")),
+    }
 }
 
 /// What a step of the rows of `logits` brings back.

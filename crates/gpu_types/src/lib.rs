@@ -26,6 +26,10 @@ pub const PAGE_SIZE: u32 = 64;
 /// What a block table has in place of a page that left with its window: nothing reads it.
 pub const NO_PAGE: u32 = u32::MAX;
 
+/// Flag of a token id of a step that is the token which the step before drew: the other bits are its
+/// logit row there.
+pub const DRAWN: u32 = 1 << 31;
+
 /// Buffers in a device's memory, and what is laid out in one, start at multiples of this many bytes,
 /// as `cuMemAlloc`'s do: whole sectors, and any alignment that a vector load or a tensor map needs.
 pub const ALIGN_BYTES: usize = 256;

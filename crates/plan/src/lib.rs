@@ -30,7 +30,7 @@ pub use builder::PlanBuilder;
 pub use cost::{Cost, SeqShape, StepShape};
 pub use error::PlanError;
 pub use fusion::{Fusion, UnknownFusion};
-pub use gpu_types::{Accumulate, Activation, CacheType, Dtype, FP8_BLOCK};
+pub use gpu_types::{Accumulate, Activation, CacheType, DRAWN, Dtype, FP8_BLOCK};
 pub use kv::{KvHeads, KvLayout, KvStorage, NO_PAGE, PAGE_SIZE, UnknownCacheType, WindowPools};
 pub use memory::ArenaLayout;
 pub use numerics::{ActivationStorage, AttentionForm, Numerics, WeightStorage};

@@ -1,12 +1,13 @@
 //! What changes from step to step, in one buffer.
 
 use super::{Bounds, PAGE_SIZE, Rows};
+use gpu_types::DRAWN;
 use kernels::sampling::{LogitEdit, ROW_SAMPLING_LEN, RowSampling};
 
 /// Where each step input starts in the step buffer, in `u32` elements.
 ///
-/// The buffer begins with `num_tokens`, `num_seqs`, `num_logit_rows` and one unused element; each
-/// array that follows starts at a multiple of four elements and has the length of its upper bound.
+/// The buffer begins with `num_tokens`, `num_seqs`, `num_logit_rows` and `first_output`; each array
+/// that follows starts at a multiple of four elements and has the length of its upper bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLayout {
     /// `[max_tokens]`.
@@ -42,6 +43,8 @@ impl StepLayout {
     pub const NUM_SEQS: usize = 1;
     /// Element of the buffer that holds the number of logit rows.
     pub const NUM_LOGIT_ROWS: usize = 2;
+    /// Element of the buffer that holds where the next tokens go to, in their own buffer.
+    pub const FIRST_OUTPUT: usize = 3;
 
     /// The layout for `bounds`; with pages of their own for layers with a window, or without.
     pub fn new(bounds: &Bounds, has_windows: bool) -> Self {
@@ -85,7 +88,8 @@ impl StepLayout {
 /// The inputs of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepInputs {
-    /// `[num_tokens]`: new tokens, sequence after sequence.
+    /// `[num_tokens]`: new tokens, sequence after sequence. Where a step follows another at once they
+    /// may be [`DRAWN`] ones.
     pub token_ids: Vec<u32>,
     /// `[num_tokens]`: position of each token in its sequence.
     pub positions: Vec<u32>,
@@ -212,6 +216,14 @@ impl StepInputs {
         *self.edit_ends.last_mut().expect("a row") = self.edits.len();
     }
 
+    /// Puts the tokens of the step before, by its logit rows, in the place of those that are
+    /// [`DRAWN`]; 0 where there is none.
+    pub fn put_drawn(&mut self, token_of: impl Fn(usize) -> Option<u32>) {
+        for id in self.token_ids.iter_mut().filter(|id| **id & DRAWN != 0) {
+            *id = token_of((*id & !DRAWN) as usize).unwrap_or_default();
+        }
+    }
+
     /// The edits of a logit row.
     pub fn edits_of(&self, row: usize) -> &[LogitEdit] {
         let start = if row > 0 { self.edit_ends[row - 1] } else { 0 };
@@ -241,6 +253,7 @@ impl StepInputs {
         buffer[StepLayout::NUM_TOKENS] = self.num_tokens() as u32;
         buffer[StepLayout::NUM_SEQS] = self.num_seqs() as u32;
         buffer[StepLayout::NUM_LOGIT_ROWS] = self.logit_rows.len() as u32;
+        buffer[StepLayout::FIRST_OUTPUT] = 0;
         let mut put =
             |start: usize, values: &[u32]| buffer[start..][..values.len()].copy_from_slice(values);
         put(layout.token_ids, &self.token_ids);

@@ -10,10 +10,11 @@ use std::path::PathBuf;
 /// The checkpoints that can be imitated, and one that is as small as a step of the CPU is fast: for
 /// what is around a model. Each with its real `config.json`, except for the weights' type and the
 /// context of Llama's, which are measured in longer ones.
-const MODELS: [(&str, &str); 22] = [
+const MODELS: [(&str, &str); 23] = [
     ("tiny", include_str!("random_model/tiny.json")),
     ("qwen2.5-0.5b", include_str!("random_model/qwen2.5-0.5b.json")),
     ("qwen2.5-7b", include_str!("random_model/qwen2.5-7b.json")),
+    ("qwen3-8b", include_str!("random_model/qwen3-8b.json")),
     ("phi-3-mini", include_str!("random_model/phi-3-mini.json")),
     ("llama-2-7b", include_str!("random_model/llama-2-7b.json")),
     ("llama-3-70b", include_str!("random_model/llama-3-70b.json")),

@@ -52,7 +52,7 @@ pub use service::{
 };
 
 use crate::Model;
-use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
+use crate::exec::{self, Executor, PreparedPlan, StepOutput, StepQueue, Want};
 use crate::model::ModelError;
 use crate::plan::{
     Bounds, CacheSize, MemoryBudget, MemoryUse, Numerics, Plan, PlanOutput, Precision, Rank,
@@ -63,7 +63,7 @@ use buckets::Buckets;
 use cache_event::Listener;
 use pages::{PageAllocator, PageTable};
 use precision::Attempts;
-use requests::{Batch, NextBatch, Requests, push_table};
+use requests::{Batch, Requests, push_table};
 use scheduler::{Limits, Scheduler, Turns};
 use sequence::Sequence;
 use sizing::Size;
@@ -107,8 +107,8 @@ pub struct Engine {
     looks_ahead: bool,
     /// The batch that ran last, if nobody has taken what it brought.
     unread: Option<(Batch, StepOutput)>,
-    /// What comes after it, if that is known.
-    next: Option<NextBatch>,
+    /// The batch after it, if it was made already: it runs next, or does already.
+    next: Option<Batch>,
 }
 
 impl Engine {
@@ -323,7 +323,7 @@ impl Engine {
 
     /// Whether there is something to do for [`Engine::step`].
     pub fn has_work(&self) -> bool {
-        self.unread.is_some() || self.requests.has_work()
+        self.unread.is_some() || self.next.is_some() || self.requests.has_work()
     }
 
     /// Runs one batch: a token of each sequence that decodes, then as much of the prompts as there
@@ -331,7 +331,8 @@ impl Engine {
     /// invariant one or the other.
     ///
     /// # Errors
-    /// [`EngineError::Exec`] if the batch failed: no request has changed. What concerns a single request is an event,
+    /// [`EngineError::Exec`] if the batch failed: no request has got anything, and what runs is
+    /// computed anew. What concerns a single request is an event,
     /// [`EventKind::Failed`].
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut events = Vec::new();
@@ -343,8 +344,9 @@ impl Engine {
 
     /// As [`Engine::step`], but what the batch brings is handed out while the device runs the next
     /// one: then `meanwhile` is called, with what the engine is doing and the events of the batch
-    /// before. Where every sequence is likely to go on with one more token, the batch after is
-    /// prepared there too: the device waits for the tokens to be copied alone.
+    /// before. Where no sequence needs its token first, as penalties and constraints do, the batch
+    /// after is made there too, and begins on the device when this one ends: a request that is added
+    /// waits for both.
     ///
     /// # Errors
     /// As [`Engine::step`].
@@ -360,7 +362,7 @@ impl Engine {
         meanwhile: &mut dyn FnMut(EngineStats, Vec<Event>),
         looks_ahead: bool,
     ) -> Result<(), EngineError> {
-        let batch = match self.next_batch() {
+        let batch = match self.next.take() {
             Some(batch) => batch,
             None => {
                 self.read();
@@ -373,47 +375,61 @@ impl Engine {
             }
         };
         let plan = self.plan_for(batch.output, &batch.inputs, batch.is_prompt)?;
-        let want = match (batch.inputs.logit_rows.as_slice(), batch.host_rows.as_slice()) {
-            ([], _) => Want::Nothing,
-            (_, []) => Want::NextTokens,
-            (_, rows) => Want::LogitsOf(rows),
-        };
-        let Engine { executor, requests, unread, next, .. } = self;
+        let Engine { model, numerics, buckets, executor, prepared, requests, unread, .. } = self;
         let mut constraints = requests.take_constraints(&batch.entries);
-        let meanwhile = &mut || {
+        let mut next = None;
+        let meanwhile = &mut |queue: &mut dyn StepQueue| {
             if let Some((batch, output)) = unread.take() {
-                requests.take_output(&batch.entries, &output);
+                requests.take_output(&batch, &output);
             }
             meanwhile(requests.scheduler.stats(), std::mem::take(&mut requests.events));
-            *next = looks_ahead.then(|| requests.look_ahead(&batch)).flatten();
+            next = if looks_ahead { requests.batch_after(&batch) } else { None };
+            if let Some(Batch { output, inputs, is_prompt, host_rows, .. }) = &next
+                && let key = plan_key(model, numerics, buckets, *output, inputs, *is_prompt)
+                && let Some(&plan) = prepared.get(&key)
+            {
+                queue.push(plan, inputs, want(inputs, host_rows));
+            }
         };
         // The tokens that may come next are found while the device runs.
         let output = rayon::in_place_scope(|scope| {
             for (_, constraint) in &mut constraints {
                 scope.spawn(|_| constraint.prepare());
             }
+            let want = want(&batch.inputs, &batch.host_rows);
             executor.run_while(plan, &batch.inputs, want, meanwhile)
         });
-        for (index, constraint) in constraints {
-            self.requests.scheduler.running(index).put_constraint(constraint);
+        requests.put_constraints(constraints);
+        match output {
+            Ok(output) => {
+                if let Some(next) = &mut next {
+                    next.inputs.put_drawn(|row| output.next_tokens.get(row)?.token());
+                }
+                (self.unread, self.next) = (Some((batch, output)), next);
+                Ok(())
+            }
+            Err(error) => {
+                self.read();
+                self.requests.restart();
+                Err(error.into())
+            }
         }
-        self.unread = Some((batch, output?));
-        Ok(())
-    }
-
-    /// The batch that was prepared while the last one ran, if that brought nothing else than what
-    /// was expected.
-    fn next_batch(&mut self) -> Option<Batch> {
-        let (next, (_, output)) = (self.next.take()?, self.unread.as_ref()?);
-        self.requests.go_on(next, output)
     }
 
     /// Takes what the last batch has brought, if nobody has yet.
     fn read(&mut self) {
-        self.next = None;
         if let Some((batch, output)) = self.unread.take() {
-            self.requests.take_output(&batch.entries, &output);
+            self.requests.take_output(&batch, &output);
         }
+    }
+
+    /// Ends the batch that was made ahead, before the device does something else.
+    fn settle(&mut self) -> Result<(), EngineError> {
+        if self.next.is_some() {
+            let events = self.step()?;
+            self.requests.events.splice(0..0, events);
+        }
+        Ok(())
     }
 
     /// Adds tokens of a sequence that is none of the scheduler's to `inputs`, with their place in
@@ -426,6 +442,7 @@ impl Engine {
         table: &mut PageTable,
         logits: std::ops::Range<usize>,
     ) -> Result<(), EngineError> {
+        self.settle()?;
         if !self.requests.scheduler.slide(table, past_len..past_len + tokens.len()) {
             return Err(EngineError::CacheFull);
         }
@@ -450,14 +467,14 @@ impl Engine {
         inputs: &StepInputs,
         is_prompt: bool,
     ) -> Result<PreparedPlan, EngineError> {
-        let is_whole = !self.model.config().is_causal;
-        let is_prompt = is_whole || (is_prompt && self.numerics.batch_invariant);
-        self.prepare(output, self.buckets.bounds_for(inputs, is_prompt))
+        let Engine { model, numerics, buckets, .. } = self;
+        let (output, bounds) = plan_key(model, numerics, buckets, output, inputs, is_prompt);
+        self.prepare(output, bounds)
     }
 
     /// The plan of `output` for steps of `bounds`, ready to run.
     fn prepare(&mut self, output: PlanOutput, bounds: Bounds) -> Result<PreparedPlan, EngineError> {
-        let output = if self.model.config().is_causal { output } else { PlanOutput::Pooled };
+        let output = output_of(&self.model, output);
         if let Some(&plan) = self.prepared.get(&(output, bounds)) {
             return Ok(plan);
         }
@@ -480,6 +497,34 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// What a step of `inputs` copies back, of which the host needs these logit rows.
+fn want<'a>(inputs: &StepInputs, host_rows: &'a [usize]) -> Want<'a> {
+    match (inputs.logit_rows.as_slice(), host_rows) {
+        ([], _) => Want::Nothing,
+        (_, []) => Want::NextTokens,
+        (_, rows) => Want::LogitsOf(rows),
+    }
+}
+
+/// What plans of `model` compute where `output` is asked for.
+fn output_of(model: &Model, output: PlanOutput) -> PlanOutput {
+    if model.config().is_causal { output } else { PlanOutput::Pooled }
+}
+
+/// Which plan runs `inputs`: the smallest that they fit.
+fn plan_key(
+    model: &Model,
+    numerics: &Numerics,
+    buckets: &Buckets,
+    output: PlanOutput,
+    inputs: &StepInputs,
+    is_prompt: bool,
+) -> (PlanOutput, Bounds) {
+    let is_whole = !model.config().is_causal;
+    let is_prompt = is_whole || (is_prompt && numerics.batch_invariant);
+    (output_of(model, output), buckets.bounds_for(inputs, is_prompt))
 }
 
 /// The plans of all ranks of a world.

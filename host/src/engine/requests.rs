@@ -6,7 +6,7 @@ use super::scheduler::{Entry, Scheduler};
 use super::sequence::Brought;
 use super::{Event, EventKind, FinishReason, RequestId};
 use crate::Model;
-use crate::exec::{NextToken, StepOutput};
+use crate::exec::StepOutput;
 use crate::plan::{PlanOutput, StepInputs, edits_of_rows};
 use std::sync::Arc;
 
@@ -23,19 +23,14 @@ pub struct Requests {
 /// Sequences that share a step.
 pub struct Batch {
     pub entries: Vec<Entry>,
+    /// By entry: its logit rows, and how many of them the host needs.
+    pub num_rows: Vec<[usize; 2]>,
     pub inputs: StepInputs,
     pub output: PlanOutput,
     /// Whether it begins with a prompt.
     pub is_prompt: bool,
     /// The logit rows that the host needs.
     pub host_rows: Vec<usize>,
-}
-
-/// A token of every sequence after those of a batch that runs: all but these tokens.
-pub struct NextBatch {
-    inputs: StepInputs,
-    /// By running sequence: its row in the batch before, and its positions after that.
-    sequences: Vec<(usize, usize)>,
 }
 
 impl Requests {
@@ -57,6 +52,28 @@ impl Requests {
     /// The next batch; `None` without work.
     pub fn batch(&mut self) -> Option<Batch> {
         let entries = self.scheduler.schedule();
+        self.begin(entries)
+    }
+
+    /// While `batch` runs, the one after it, if that can be told: where the device draws all tokens
+    /// of it, and what comes after these is drawn so too. A sequence that stops at its token, or is
+    /// cancelled, has a row for nothing.
+    pub fn batch_after(&mut self, batch: &Batch) -> Option<Batch> {
+        let Batch { entries, host_rows, output, .. } = batch;
+        let mut last = entries.iter().filter(|entry| entry.is_last);
+        let goes_on = |entry: &Entry| match self.scheduler.index_of(entry) {
+            Some(index) => self.scheduler.running(index).goes_on_unseen(),
+            None => true,
+        };
+        if *output != PlanOutput::Logits || !host_rows.is_empty() || !last.all(goes_on) {
+            return None;
+        }
+        let entries = self.scheduler.schedule_ahead();
+        self.begin(entries)
+    }
+
+    /// The batch of `entries`: what comes after it is scheduled as if it had been computed.
+    fn begin(&mut self, entries: Vec<Entry>) -> Option<Batch> {
         let first = entries.first()?;
         let is_prompt = self.scheduler.prompt_len(first.index) > 0;
         let output = match self.scheduler.running(first.index).is_pooled() {
@@ -64,57 +81,18 @@ impl Requests {
             false => PlanOutput::Logits,
         };
         let inputs = self.step_inputs(&entries);
-        let host_rows = self.rows_of_host(&entries);
-        Some(Batch { entries, inputs, output, is_prompt, host_rows })
+        let (num_rows, host_rows) = self.rows_of(&entries);
+        let mut end = 0;
+        for (entry, [rows, _]) in entries.iter().zip(&num_rows) {
+            end += rows;
+            self.scheduler.running(entry.index).begin(entry, end.saturating_sub(1), self.context);
+        }
+        Some(Batch { entries, num_rows, inputs, output, is_prompt, host_rows })
     }
 
-    /// While `batch` runs, the one after it, if that can be told: where each sequence goes on with
-    /// what the device draws, and no other one waits.
-    pub fn look_ahead(&mut self, batch: &Batch) -> Option<NextBatch> {
-        let Batch { entries, host_rows, output, .. } = batch;
-        let is_known = *output == PlanOutput::Logits
-            && host_rows.is_empty()
-            && entries.iter().all(|entry| entry.is_last);
-        if !is_known || !self.scheduler.runs_alone(entries.len()) {
-            return None;
-        }
-        let mut rows = vec![0; entries.len()];
-        entries.iter().enumerate().for_each(|(row, entry)| rows[entry.index] = row);
-        let (mut inputs, mut sequences) = (StepInputs::new(), Vec::with_capacity(rows.len()));
-        for (index, row) in rows.into_iter().enumerate() {
-            let len = self.scheduler.foresee(index, entries[row].num_tokens, self.context)?;
-            let sequence = self.scheduler.running(index);
-            push_table(&mut inputs, &[0], len, sequence.pages(), 0..1);
-            *inputs.sampling.last_mut()? = sequence.row_sampling_after(1);
-            sequences.push((row, len));
-        }
-        Some(NextBatch { inputs, sequences })
-    }
-
-    /// `next`, with the tokens of `output`, which the batch before has brought and which nobody has
-    /// taken yet; `None` if a sequence has ended, or come. None was taken away since.
-    pub fn go_on(&mut self, next: NextBatch, output: &StepOutput) -> Option<Batch> {
-        let NextBatch { mut inputs, sequences } = next;
-        if !self.scheduler.runs_alone(sequences.len()) {
-            return None;
-        }
-        for (index, &(row, _)) in sequences.iter().enumerate() {
-            let sequence = self.scheduler.running(index);
-            let &NextToken::Token(token) = output.next_tokens.get(row)? else { return None };
-            if sequence.stops_at(token) {
-                return None;
-            }
-            inputs.token_ids[index] = token;
-        }
-        for (index, &(_, len)) in sequences.iter().enumerate() {
-            let table = self.scheduler.publish_ahead(index, len);
-            inputs.state_slots[index] = table.state().unwrap_or(inputs.state_slots[index]);
-        }
-        let entries =
-            (0..sequences.len()).map(|index| Entry { index, num_tokens: 1, is_last: true });
-        let (output, host_rows) = (PlanOutput::Logits, Vec::new());
-        self.scheduler.decodes();
-        Some(Batch { entries: entries.collect(), inputs, output, is_prompt: false, host_rows })
+    /// Lets all that runs begin anew, after batches that came to nothing.
+    pub fn restart(&mut self) {
+        self.scheduler.restart();
     }
 
     fn step_inputs(&mut self, entries: &[Entry]) -> StepInputs {
@@ -127,9 +105,9 @@ impl Requests {
         inputs.edits.reserve_exact(num_edits.min(room));
         for entry in entries {
             let sequence = self.scheduler.running(entry.index);
-            let tokens = &sequence.pending()[..entry.num_tokens];
+            let tokens = sequence.pending(entry.num_tokens);
             let rows = sequence.logit_rows(entry);
-            push_table(&mut inputs, tokens, sequence.num_cached(), sequence.pages(), rows);
+            push_table(&mut inputs, &tokens, entry.start, sequence.pages(), rows);
             if let Some(second) = sequence.second_text() {
                 // The rows of the second type come after those of the first.
                 let first = inputs.positions.len() - entry.num_tokens;
@@ -158,24 +136,31 @@ impl Requests {
         }
     }
 
-    /// The constraints of the sequences of which the batch computes a next token, with their
-    /// indices.
-    pub fn take_constraints(&mut self, entries: &[Entry]) -> Vec<(usize, Constrained)> {
-        let last = entries.iter().filter(|entry| entry.is_last).map(|entry| entry.index);
-        last.filter_map(|index| Some((index, self.scheduler.running(index).take_constraint()?)))
-            .collect()
+    /// The constraints of the sequences of which the batch computes a next token.
+    pub fn take_constraints(&mut self, entries: &[Entry]) -> Vec<(Entry, Constrained)> {
+        let take = |&entry: &Entry| {
+            let index = self.scheduler.index_of(&entry).filter(|_| entry.is_last)?;
+            Some((entry, self.scheduler.running(index).take_constraint()?))
+        };
+        entries.iter().filter_map(take).collect()
     }
 
-    /// Queues the events of the batch.
-    pub fn take_output(&mut self, entries: &[Entry], output: &StepOutput) {
+    /// Gives back what [`Requests::take_constraints`] took, to those that have not ended.
+    pub fn put_constraints(&mut self, constraints: Vec<(Entry, Constrained)>) {
+        for (entry, constraint) in constraints {
+            if let Some(index) = self.scheduler.index_of(&entry) {
+                self.scheduler.running(index).put_constraint(constraint);
+            }
+        }
+    }
+
+    /// Queues the events of the batch, but those of sequences that have ended since it was made.
+    pub fn take_output(&mut self, batch: &Batch, output: &StepOutput) {
         let context = self.context;
         let (mut finished, mut failed) = (Vec::new(), Vec::new());
-        let brought = self.brought(entries, output);
-        for (entry, brought) in entries.iter().zip(brought) {
-            let sequence = self.scheduler.running(entry.index);
-            let request = sequence.id();
+        for (index, entry, brought) in self.brought(batch, output) {
+            let (sequence, request) = (self.scheduler.running(index), entry.id);
             let mut event = |kind| self.events.push(Event { request, kind });
-            sequence.advance(entry.num_tokens);
             if let Some(cached_tokens) = sequence.start() {
                 event(EventKind::Started { cached_tokens });
             }
@@ -212,6 +197,8 @@ impl Requests {
             self.scheduler.remove(request);
         }
     }
+
+    /// Queues the end of a request.
     pub fn finish(&mut self, request: RequestId, reason: FinishReason) {
         self.events.push(Event { request, kind: EventKind::Finished(reason) });
     }

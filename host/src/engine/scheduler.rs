@@ -52,8 +52,12 @@ pub enum Turns {
 /// One sequence of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Index of the sequence among the running ones.
+    /// The request.
+    pub id: RequestId,
+    /// Index of its sequence among the running ones when the batch was made.
     pub index: usize,
+    /// Positions before those that the step takes.
+    pub start: usize,
     /// Pending tokens that the step takes.
     pub num_tokens: usize,
     /// Whether these are all pending tokens: then the next token is sampled.
@@ -123,6 +127,15 @@ impl Scheduler {
         self.running.iter().chain(&self.waiting).find(|sequence| sequence.id() == id)
     }
 
+    /// The index now of the running sequence of `entry`; `None` if it has ended since.
+    pub fn index_of(&self, entry: &Entry) -> Option<usize> {
+        let is_it = |sequence: &Sequence| sequence.id() == entry.id;
+        match self.running.get(entry.index).is_some_and(is_it) {
+            true => Some(entry.index),
+            false => self.running.iter().position(is_it),
+        }
+    }
+
     /// A running sequence.
     pub fn running(&mut self, index: usize) -> &mut Sequence {
         &mut self.running[index]
@@ -165,11 +178,35 @@ impl Scheduler {
         self.waiting.remove(index)
     }
 
+    /// Lets all that runs begin anew, after steps that came to nothing.
+    pub fn restart(&mut self) {
+        self.running.iter_mut().for_each(|sequence| sequence.restart(&mut self.pages));
+        let mut waiting: VecDeque<_> = self.running.drain(..).collect();
+        waiting.append(&mut self.waiting);
+        waiting.make_contiguous().sort_by_key(Sequence::priority);
+        self.waiting = waiting;
+    }
+
+    /// [`Scheduler::schedule`] while a batch runs, whose tokens nobody knows; nothing where a
+    /// sequence would have to be preempted: it may be in that batch.
+    pub fn schedule_ahead(&mut self) -> Vec<Entry> {
+        let turns = (self.was_of_prompts, self.was_pooled);
+        self.schedule_batch(false).unwrap_or_else(|| {
+            (self.was_of_prompts, self.was_pooled) = turns;
+            Vec::new()
+        })
+    }
+
     /// Chooses the next batch. A sequence has the pages of all its tokens before its first token is
     /// in a batch. When one that decodes needs another page and none is free, the least urgent
     /// running sequence is preempted, of these the youngest: it waits, and what of it is not in the
     /// cache any more when it is its turn is computed again.
     pub fn schedule(&mut self) -> Vec<Entry> {
+        self.schedule_batch(true).unwrap_or_default()
+    }
+
+    /// [`Scheduler::schedule`]; `None` where a sequence would have to be preempted, and must not be.
+    fn schedule_batch(&mut self, may_preempt: bool) -> Option<Vec<Entry>> {
         for sequence in &mut self.running {
             sequence.publish(self.turns, &mut self.pages);
         }
@@ -179,17 +216,17 @@ impl Scheduler {
             let pooled = self.schedule_pooled();
             if !pooled.is_empty() {
                 self.was_pooled = true;
-                return pooled;
+                return Some(pooled);
             }
         }
         let batch = match self.turns {
             Turns::Together => {
-                let decoding = self.schedule_decoding();
+                let decoding = self.schedule_decoding(may_preempt)?;
                 self.schedule_prompts(decoding, false)
             }
-            Turns::Apart => self.schedule_apart(),
+            Turns::Apart => self.schedule_apart(may_preempt)?,
         };
-        if batch.is_empty() { self.schedule_pooled() } else { batch }
+        Some(if batch.is_empty() { self.schedule_pooled() } else { batch })
     }
 
     /// Prompts whose embeddings are asked for.
@@ -198,25 +235,25 @@ impl Scheduler {
     }
 
     /// Prompts, or after a step of prompts what decodes.
-    fn schedule_apart(&mut self) -> Vec<Entry> {
+    fn schedule_apart(&mut self, may_preempt: bool) -> Option<Vec<Entry>> {
         if std::mem::take(&mut self.was_of_prompts) {
-            let decoding = self.schedule_decoding();
+            let decoding = self.schedule_decoding(may_preempt)?;
             if !decoding.is_empty() {
-                return decoding;
+                return Some(decoding);
             }
         }
         let prompts = self.schedule_prompts(Vec::new(), false);
         self.was_of_prompts = !prompts.is_empty();
-        if prompts.is_empty() { self.schedule_decoding() } else { prompts }
+        if prompts.is_empty() { self.schedule_decoding(may_preempt) } else { Some(prompts) }
     }
 
     /// Tokens of the sequence at `index` that a step may take together; none if it decodes.
     pub fn prompt_len(&self, index: usize) -> usize {
         let sequence = &self.running[index];
         match self.turns {
-            _ if sequence.is_pooled() => sequence.pending().len(),
-            Turns::Together if sequence.num_cached() > 0 && sequence.pending().len() == 1 => 0,
-            Turns::Together => sequence.pending().len(),
+            _ if sequence.is_pooled() => sequence.num_pending(),
+            Turns::Together if sequence.num_cached() > 0 && sequence.num_pending() == 1 => 0,
+            Turns::Together => sequence.num_pending(),
             Turns::Apart => sequence.pending_prompt().len(),
         }
     }
@@ -256,52 +293,36 @@ impl Scheduler {
     }
 
     fn entry(&self, index: usize, num_tokens: usize) -> Entry {
-        Entry { index, num_tokens, is_last: num_tokens == self.running[index].pending().len() }
+        let sequence = &self.running[index];
+        Entry {
+            id: sequence.id(),
+            index,
+            start: sequence.num_cached(),
+            num_tokens,
+            is_last: num_tokens == sequence.num_pending(),
+        }
     }
 
-    /// Whether `num_running` sequences run, and none waits.
-    pub fn runs_alone(&self, num_running: usize) -> bool {
-        self.waiting.is_empty() && self.running.len() == num_running
-    }
-
-    /// Readies the running sequence at `index` for one token more than the `num_tokens` that a batch
-    /// computes now; its positions after these. `None` if it may not go on, or for want of a page.
-    pub fn foresee(&mut self, index: usize, num_tokens: usize, context: usize) -> Option<usize> {
-        let sequence = &mut self.running[index];
-        let goes_on = sequence.goes_on(context) && sequence.reserve_ahead(&mut self.pages);
-        goes_on.then(|| sequence.num_cached() + num_tokens)
-    }
-
-    /// [`Sequence::publish`] of the running sequence at `index` when `num_cached` of its positions
-    /// have been computed; its pages.
-    pub fn publish_ahead(&mut self, index: usize, num_cached: usize) -> &PageTable {
-        let sequence = &mut self.running[index];
-        sequence.publish_until(self.turns, &mut self.pages, num_cached);
-        sequence.pages()
-    }
-
-    /// A batch of decoding alone was made elsewhere.
-    pub fn decodes(&mut self) {
-        (self.was_of_prompts, self.was_pooled) = (false, false);
-    }
-
-    /// One token of each sequence whose prompt is in the cache.
-    fn schedule_decoding(&mut self) -> Vec<Entry> {
+    /// One token of each sequence whose prompt is in the cache; `None` as
+    /// [`Scheduler::schedule_batch`].
+    fn schedule_decoding(&mut self, may_preempt: bool) -> Option<Vec<Entry>> {
         let mut batch = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
-            if self.prompt_len(index) > 0 {
+            if self.prompt_len(index) > 0 || self.running[index].num_pending() == 0 {
                 index += 1;
             } else if self.running[index].reserve(&mut self.pages)
                 && self.running[index].slide(&mut self.pages, 1)
             {
                 batch.push(self.entry(index, 1));
                 index += 1;
-            } else {
+            } else if may_preempt {
                 self.preempt();
+            } else {
+                return None;
             }
         }
-        batch
+        Some(batch)
     }
 
     /// Lets the running sequence that can wait best wait, before those of its priority.

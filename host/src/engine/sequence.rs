@@ -12,7 +12,7 @@ use super::scheduler::{Entry, Turns};
 use super::states::{Snapshots, StatePool};
 use super::{FinishReason, Logprobs, PromptProgress, Request, RequestId, Sampling, SamplingError};
 use crate::exec::{LogitEdit, NextToken, RowSampling};
-use crate::plan::PAGE_SIZE;
+use crate::plan::{DRAWN, PAGE_SIZE};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -24,8 +24,15 @@ pub struct Sequence {
     /// Prompt, then generated tokens.
     tokens: Vec<u32>,
     prompt_len: usize,
-    /// Positions in the cache: the first of `tokens`.
+    /// Positions that are in the cache, or that a step computes which was made: the first of
+    /// `tokens`, and of those that are drawn.
     num_cached: usize,
+    /// Tokens that come after `tokens`: steps draw them, which nobody has read yet.
+    num_drawn: usize,
+    /// The logit row of the last step in which the last of them is drawn.
+    drawn_row: usize,
+    /// Whether that is the last of all.
+    is_full: bool,
     pages: PageTable,
     snapshots: Snapshots,
     /// The hash that the first page's comes after.
@@ -64,6 +71,8 @@ pub struct Sequence {
     num_rows_done: usize,
     priority: i32,
     constraint: Option<Constrained>,
+    /// Whether it has one, also while a step has taken it.
+    is_constrained: bool,
 }
 
 /// What a step brought a sequence.
@@ -91,6 +100,9 @@ impl Sequence {
             prompt_len,
             tokens: request.prompt,
             num_cached: 0,
+            num_drawn: 0,
+            drawn_row: 0,
+            is_full: false,
             pages: PageTable::default(),
             snapshots: Snapshots::default(),
             root: PageHash::root(request.cache_salt.as_deref()),
@@ -112,6 +124,7 @@ impl Sequence {
             second_text: request.second_text,
             num_rows_done: if wants_all { 0 } else { prompt_len },
             priority: request.priority,
+            is_constrained: request.constraint.is_some(),
             constraint: request.constraint.as_ref().map(Constrained::new),
         }
     }
@@ -149,9 +162,20 @@ impl Sequence {
         &self.tokens
     }
 
-    /// Tokens that are not in the cache yet; at least the last one.
-    pub fn pending(&self) -> &[u32] {
-        &self.tokens[self.num_cached..]
+    /// Tokens that are not in the cache yet; none once its last token is drawn.
+    pub fn num_pending(&self) -> usize {
+        match self.is_full {
+            true => 0,
+            false => self.tokens.len() + self.num_drawn - self.num_cached,
+        }
+    }
+
+    /// The first `num_tokens` of them; what is not known yet is a [`DRAWN`] one.
+    pub fn pending(&self, num_tokens: usize) -> Cow<'_, [u32]> {
+        match self.tokens.get(self.num_cached..self.num_cached + num_tokens) {
+            Some(tokens) => tokens.into(),
+            None => vec![DRAWN | self.drawn_row as u32].into(),
+        }
     }
 
     /// Tokens of the prompt that are not in the cache yet.
@@ -159,7 +183,7 @@ impl Sequence {
         &self.tokens[self.num_cached.min(self.prompt_len)..self.prompt_len]
     }
 
-    /// Positions in the cache.
+    /// Positions in the cache, those included that a step computes which was made.
     pub fn num_cached(&self) -> usize {
         self.num_cached
     }
@@ -176,25 +200,13 @@ impl Sequence {
 
     /// How the next token is drawn, unless the host needs the logits.
     pub fn row_sampling(&self) -> RowSampling {
-        self.row_sampling_after(0)
+        sampler::row_sampling(&self.sampling, self.num_generated() + self.num_drawn)
     }
 
-    /// [`Sequence::row_sampling`] after `num_tokens` more.
-    pub fn row_sampling_after(&self, num_tokens: usize) -> RowSampling {
-        sampler::row_sampling(&self.sampling, self.num_generated() + num_tokens)
-    }
-
-    /// Whether it ends with `token`, other than by its length.
-    pub fn stops_at(&self, token: u32) -> bool {
-        self.stop_tokens.contains(&token)
-    }
-
-    /// Whether it goes on whatever its next token is, unless it stops at that, and the token after
-    /// is drawn as this one is: on the device, of logits as they are.
-    pub fn goes_on(&self, context: usize) -> bool {
-        let ends = self.max_new_tokens == Some(self.num_generated() + 1)
-            || self.tokens.len() + 1 > context;
-        !ends && self.constraint.is_none() && self.edits.are_none()
+    /// Whether a step can be made for the token that is drawn now before that is known: the one
+    /// after it is drawn on the device, of logits as they are.
+    pub fn goes_on_unseen(&self) -> bool {
+        self.is_full || !self.is_constrained && self.edits.are_none()
     }
 
     /// Chooses the next token on the host.
@@ -282,13 +294,13 @@ impl Sequence {
 
     /// Pending tokens of `entry` that have a logit row.
     pub fn logit_rows(&self, entry: &Entry) -> Range<usize> {
-        let &Entry { num_tokens, is_last, .. } = entry;
+        let &Entry { start, num_tokens, is_last, .. } = entry;
         if self.whole == Some(Pooling::First) {
             return 0..1;
         }
         if self.wants_prompt_rows() {
             // What was preempted can come by rows again that are done.
-            self.num_rows_done.saturating_sub(self.num_cached).min(num_tokens)..num_tokens
+            self.num_rows_done.saturating_sub(start).min(num_tokens)..num_tokens
         } else {
             num_tokens - usize::from(is_last)..num_tokens
         }
@@ -315,14 +327,14 @@ impl Sequence {
         let rows = self.host_rows(entry);
         if let Some(pooled) = &mut self.pooled {
             pooled.push(output, width);
-            self.num_rows_done = self.num_rows_done.max(self.num_cached + rows.end);
+            self.num_rows_done = self.num_rows_done.max(entry.start + rows.end);
             let embedding = entry.is_last.then(|| pooled.embedding());
             return Ok(Brought { embedding, ..Brought::default() });
         }
         let takes_last = entry.is_last && self.needs_logits();
         let num_prompt_rows = rows.len() - usize::from(takes_last);
         let (of_prompt, last) = output.split_at(num_prompt_rows * width);
-        let first = self.num_cached + rows.start;
+        let first = entry.start + rows.start;
         let prompt_logprobs = match self.prompt_logprobs {
             Some(num_top) if num_prompt_rows > 0 => {
                 self.num_rows_done = first + num_prompt_rows;
@@ -366,15 +378,7 @@ impl Sequence {
     /// Takes pages for all tokens; all that it needs or none.
     #[must_use]
     pub fn reserve(&mut self, allocator: &mut PageAllocator) -> bool {
-        self.pages.grow(allocator, self.tokens.len())
-    }
-
-    /// [`Sequence::reserve`] for a token more, and pages of windows for it too, beside a step that
-    /// computes all that are there.
-    #[must_use]
-    pub fn reserve_ahead(&mut self, allocator: &mut PageAllocator) -> bool {
-        let len = self.tokens.len() + 1;
-        self.pages.grow(allocator, len) && self.pages.slide(allocator, self.num_cached..len)
+        self.pages.grow(allocator, self.tokens.len() + self.num_drawn)
     }
 
     /// [`Sequence::reserve`] of a sequence that has no pages yet: it begins with pages that are
@@ -408,19 +412,11 @@ impl Sequence {
     /// Lets other sequences find the pages that are full, and the recurrent state at some ends of
     /// pages.
     pub fn publish(&mut self, turns: Turns, allocator: &mut PageAllocator) {
-        self.publish_until(turns, allocator, self.num_cached);
-    }
-
-    /// [`Sequence::publish`] when `num_cached` positions have been computed, of which it knows less.
-    pub fn publish_until(
-        &mut self,
-        turns: Turns,
-        allocator: &mut PageAllocator,
-        num_cached: usize,
-    ) {
         if self.is_whole() {
             return;
         }
+        // What no token is known of has no name.
+        let num_cached = self.num_cached.min(self.tokens.len());
         let num_full = num_cached / PAGE_SIZE;
         self.hash_pages(turns, num_full);
         for index in self.num_published..num_full {
@@ -482,13 +478,27 @@ impl Sequence {
         (self.num_cached, self.num_published) = (0, 0);
     }
 
-    /// `num_tokens` more tokens are in the cache.
-    pub fn advance(&mut self, num_tokens: usize) {
-        self.num_cached += num_tokens;
+    /// A step was made of `entry`, which draws a token in its logit row `row` if that is the last of
+    /// what was pending.
+    pub fn begin(&mut self, entry: &Entry, row: usize, context: usize) {
+        self.num_cached += entry.num_tokens;
+        if entry.is_last {
+            self.num_drawn += 1;
+            self.drawn_row = row;
+            self.is_full = self.max_new_tokens == Some(self.num_generated() + self.num_drawn)
+                || self.tokens.len() + self.num_drawn > context;
+        }
+    }
+
+    /// Forgets the steps that were made of it: they came to nothing. It begins anew.
+    pub fn restart(&mut self, allocator: &mut PageAllocator) {
+        self.evict(allocator);
+        (self.num_drawn, self.is_full) = (0, false);
     }
 
     /// Appends a generated token; says whether it was the last.
     pub fn push(&mut self, token: u32, context: usize) -> Option<FinishReason> {
+        self.num_drawn -= 1;
         self.tokens.push(token);
         self.edits.push(token);
         if self.stop_tokens.contains(&token) {

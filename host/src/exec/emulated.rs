@@ -17,7 +17,7 @@ use super::lower::{self, Addresses, KvPool, RankAddresses, StepBuffer};
 use super::prepared::Prepared;
 use super::{
     Activations, AfterOp, ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput,
-    StepTimes, Target, Want, WeightSource, inputs, layout, observe,
+    StepQueue, StepTimes, Target, Want, WeightSource, inputs, layout, observe,
 };
 use crate::plan::{MemoryBudget, MemoryUse, Plan, StepInputs, View, Weight};
 
@@ -39,6 +39,10 @@ pub struct EmulatedExecutor {
     /// Launches that have run. Each one's number is its seed: all run in different orders, and
     /// every time in the same.
     num_launches: u64,
+    /// The inputs of the step that runs next, as they were put into the queue.
+    queued: Option<StepInputs>,
+    /// Tokens that the last step drew.
+    num_drawn: usize,
 }
 
 /// What a rank keeps from step to step.
@@ -47,6 +51,8 @@ struct Rank {
     constants: Vec<u64>,
     kv_pools: Vec<KvPool>,
     states: Vec<[u64; 2]>,
+    /// The tokens that its last step drew.
+    drawn: u64,
     /// What it meets the others in; 0 if it is alone.
     workspace: u64,
 }
@@ -118,6 +124,8 @@ impl EmulatedExecutor {
             prepared: Prepared::new(),
             gpu: gpu(target),
             num_launches: 0,
+            queued: None,
+            num_drawn: 0,
         })
     }
 
@@ -128,6 +136,7 @@ impl EmulatedExecutor {
         prepared: &[Plan],
     ) -> MemoryBudget {
         let mut budget = MemoryBudget::of_model(largest);
+        budget.buffer_bytes += drawn_bytes(largest);
         for plan in prepared {
             let plan = lower::fused(plan, lower::Libraries::default());
             let tensors = plan.tensors.iter().map(|tensor| plan.tensor_bytes(tensor));
@@ -173,7 +182,8 @@ impl Rank {
             0 => 0,
             bytes => memory.alloc("workspace of ranks", Init::Bytes(&vec![0; bytes])),
         };
-        Ok(Rank { weights, constants, kv_pools, states, workspace })
+        let drawn = alloc(memory, "drawn tokens", drawn_bytes(plan))?;
+        Ok(Rank { weights, constants, kv_pools, states, drawn, workspace })
     }
 
     /// The addresses of what `plan` names, with activations of its own.
@@ -195,6 +205,7 @@ impl Rank {
             states: self.states.clone(),
             tensors: tensors.collect::<Result<_, _>>()?,
             step: alloc("step inputs", step_buffer.len() * size_of::<u32>())?,
+            drawn: self.drawn,
             workspace: alloc("workspace", lower::workspace_bytes(plan, Gemm::Halfwarp))?,
             counters,
             ranks: Vec::new(),
@@ -235,12 +246,14 @@ impl Executor for EmulatedExecutor {
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want<'_>,
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut dyn FnMut(&mut dyn StepQueue),
     ) -> Result<StepOutput, ExecError> {
-        meanwhile();
-        self.run_ops(plan, inputs, &mut |_, _| Ok(()))?;
+        let queued = self.queued.take();
+        meanwhile(&mut self.queued);
+        self.run_ops(plan, queued.as_ref().unwrap_or(inputs), &mut |_, _| Ok(()))?;
         let EmulatedPlan { plan, addresses, .. } = &self.prepared.get(plan)?[0];
         let num_rows = inputs.logit_rows.len();
+        self.num_drawn = num_rows;
         let rows = |view| read_rows(&self.memory, plan, addresses, view, num_rows);
         let words = |bytes: Vec<u8>| bytemuck::pod_collect_to_vec::<u8, u32>(&bytes);
         let mut output = StepOutput::default();
@@ -271,7 +284,7 @@ impl Executor for EmulatedExecutor {
     ) -> Result<(), ExecError> {
         let ranks = self.prepared.get(plan)?;
         let (first, memory) = (&ranks[0], &mut self.memory);
-        inputs::check(&first.plan, inputs)?;
+        inputs::check(&first.plan, inputs, self.num_drawn)?;
         ranks.iter().for_each(|rank| start_step(memory, rank, inputs));
         let overlaps = self.gpu.target == Target::Sm90a;
         // As in the graph of the CUDA executor: a rank's first launch waits for the step's inputs.
@@ -318,6 +331,13 @@ impl Executor for EmulatedExecutor {
     }
 }
 
+/// Its launches run when it is its turn.
+impl StepQueue for Option<StepInputs> {
+    fn push(&mut self, _: PreparedPlan, inputs: &StepInputs, _: Want<'_>) {
+        *self = Some(inputs.clone());
+    }
+}
+
 /// The launches of operation `op`, in groups that run one after the other: those of a collective
 /// operation run at the same time, one stream a rank.
 fn at_once(ranks: &[EmulatedPlan], op: usize) -> Vec<Vec<Vec<Launch>>> {
@@ -347,6 +367,11 @@ fn upload(
     layout::read(NAME, weight, source, bytes)?;
     check_room(&weight.name, bytes.len())?;
     Ok(memory.alloc(&weight.name, Init::Bytes(bytes)))
+}
+
+/// Bytes of the tokens that a step of `plan` draws.
+fn drawn_bytes(plan: &Plan) -> usize {
+    plan.bounds.max_logit_rows * size_of::<u32>()
 }
 
 /// A buffer of `bytes` that nothing has written.

@@ -1,13 +1,14 @@
 //! What every executor checks before a step: that its inputs stay inside the plan and the cache.
 
 use super::ExecError;
-use crate::plan::{Attention, Op, PAGE_SIZE, Plan, StepInputs};
+use crate::plan::{Attention, DRAWN, Op, PAGE_SIZE, Plan, StepInputs};
 
-/// Checks `inputs` against the bounds, the vocabulary, the position tables and the cache of `plan`.
+/// Checks `inputs` against the bounds, the vocabulary, the position tables and the cache of `plan`;
+/// those that are [`DRAWN`] tokens against the `num_drawn` of the step before.
 ///
 /// # Errors
 /// [`ExecError::Step`], naming the first value that is out of bounds.
-pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
+pub fn check(plan: &Plan, inputs: &StepInputs, num_drawn: usize) -> Result<(), ExecError> {
     shapes(inputs)?;
     if !inputs.fits(&plan.bounds) {
         let (tokens, seqs) = (inputs.num_tokens(), inputs.num_seqs());
@@ -30,7 +31,11 @@ pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
             num_positions = num_positions.min(plan.constant(append.table).rows);
         }
     }
-    below("token id", &inputs.token_ids, num_ids)?;
+    let is_drawn = |&&id: &&u32| id & DRAWN != 0 && ((id & !DRAWN) as usize) < num_drawn;
+    let is_unknown = |id: &&u32| !is_drawn(id) && **id as usize >= num_ids;
+    if let Some(id) = inputs.token_ids.iter().find(is_unknown) {
+        return step_error(format!("token id {id} is not below {num_ids}"));
+    }
     below("position", &inputs.positions, num_positions)?;
     for with_window in [false, true] {
         let num_pages = plan.kv.num_pages_of(with_window);
@@ -151,8 +156,17 @@ mod tests {
 
     #[test]
     fn inputs_within_every_bound_pass() {
-        assert!(check(&plan(), &inputs()).is_ok());
-        assert!(check(&plan(), &StepInputs::new()).is_ok());
+        assert!(check(&plan(), &inputs(), 0).is_ok());
+        assert!(check(&plan(), &StepInputs::new(), 0).is_ok());
+    }
+
+    #[test]
+    fn drawn_tokens_are_those_of_the_step_before() {
+        let mut inputs = inputs();
+        inputs.token_ids[1] = DRAWN | 2;
+        assert!(check(&plan(), &inputs, 3).is_ok());
+        let error = check(&plan(), &inputs, 2).unwrap_err().to_string();
+        assert_eq!(error, "step inputs: token id 2147483650 is not below 10");
     }
 
     fn edit(token: u32) -> LogitEdit {
@@ -205,7 +219,7 @@ mod tests {
             spoil(&mut inputs);
             let mut plan = plan();
             (plan.states.num_layers, plan.states.num_slots) = (1, 2);
-            let message = check(&plan, &inputs).unwrap_err().to_string();
+            let message = check(&plan, &inputs, 0).unwrap_err().to_string();
             assert!(message.starts_with(&format!("step inputs: {start}")), "{message}");
         }
     }

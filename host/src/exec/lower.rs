@@ -76,6 +76,8 @@ pub struct Addresses {
     pub tensors: Vec<u64>,
     /// The step buffer, laid out as [`StepBuffer`] says.
     pub step: u64,
+    /// The tokens that the last step drew, by logit row.
+    pub drawn: u64,
     /// What one operation needs for itself: [`workspace_bytes`] of it.
     pub workspace: u64,
     /// What blocks of one operation count in: [`counter_bytes`] of it, zeros between operations.
@@ -109,6 +111,7 @@ impl Addresses {
             states: (0..plan.states.num_layers).map(|_| [address(), address()]).collect(),
             tensors: plan.tensors.iter().map(|_| address()).collect(),
             step: address(),
+            drawn: address(),
             workspace: address(),
             counters: address(),
             ranks: match plan.rank.world {
@@ -314,7 +317,7 @@ impl<'a> Lowering<'a> {
         let gather = GatherQuantised { max_rows: self.max_rows(out), n, k, scale, format };
         let ids = self.input(self.step.token_ids);
         let tiles = DevicePtr::new(self.addresses.weights[table.0]);
-        let launch = gather.launch(self.num_rows(out), ids, tiles, self.view(out)?);
+        let launch = gather.launch(self.num_rows(out), ids, self.drawn(), tiles, self.view(out)?);
         Ok(launch.map_err(|why| unsupported(why.to_string()))?.into_iter().collect())
     }
 
@@ -334,6 +337,7 @@ impl<'a> Lowering<'a> {
                 GatherRows { max_rows: self.max_rows(out), width, scale }.launch(
                     self.num_rows(out),
                     self.input(self.step.token_ids),
+                    self.drawn(),
                     rows,
                     self.view(out)?,
                 )
@@ -407,6 +411,7 @@ impl<'a> Lowering<'a> {
                 GatherRows { max_rows, width, scale: 1.0 }.launch::<E>(
                     self.num_rows(out),
                     self.input(self.step.logit_rows),
+                    None,
                     self.view(x)?,
                     self.view(out)?,
                 )
@@ -436,9 +441,10 @@ impl<'a> Lowering<'a> {
                 };
                 let (rows, sampling) = (self.num_rows(x), self.input(self.step.sampling));
                 let edits = self.input(self.step_buffer.edits);
+                let (sample, drawn) = (sample(self.plan, x), DevicePtr::new(self.addresses.drawn));
                 let out = DevicePtr::new(self.address(out));
                 let launches =
-                    sample(self.plan, x).launches(rows, sampling, edits, logits, &workspace, out);
+                    sample.launches(rows, sampling, edits, logits, &workspace, drawn, out);
                 return launches.map_err(unsupported);
             }
             Op::Attention(ref attention) => {
@@ -571,6 +577,11 @@ impl<'a> Lowering<'a> {
     /// Element `index` of the step buffer.
     fn input(&self, index: usize) -> DevicePtr<u32> {
         DevicePtr::new(self.addresses.step).add(index)
+    }
+
+    /// The tokens that a step's own may stand for.
+    fn drawn(&self) -> Option<DevicePtr<u32>> {
+        Some(DevicePtr::new(self.addresses.drawn))
     }
 
     /// Address of the first column of `view`.

@@ -113,12 +113,13 @@ pub trait Executor: Send {
         inputs: &StepInputs,
         want: Want<'_>,
     ) -> Result<StepOutput, ExecError> {
-        self.run_while(plan, inputs, want, &mut || ())
+        self.run_while(plan, inputs, want, &mut |_| ())
     }
 
     /// As [`Executor::run`]; calls `meanwhile` between the start of the step and the wait for its end, so that host and
     /// device work at the same time. Where the host computes itself it calls it first. It may not be called if the step
-    /// fails.
+    /// fails. A step that `meanwhile` puts into its queue is the one that is run next, with the tokens
+    /// that this one draws: a device has started it by then.
     ///
     /// # Errors
     /// As [`Executor::run`].
@@ -127,7 +128,7 @@ pub trait Executor: Send {
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want<'_>,
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut dyn FnMut(&mut dyn StepQueue),
     ) -> Result<StepOutput, ExecError>;
 
     /// The plan as it runs, of the first rank: neighbouring operations are one where the executor has that.
@@ -178,6 +179,21 @@ pub trait Executor: Send {
     /// # Errors
     /// [`ExecError::Driver`].
     fn memory_use(&self) -> Result<MemoryUse, ExecError>;
+}
+
+/// Takes the step after the one that runs.
+pub trait StepQueue {
+    /// Lets a step begin when the one that runs has ended, where the device can do that. Its tokens
+    /// may be [`DRAWN`](crate::plan::DRAWN) ones of the step that runs. What is wrong with it is an
+    /// error of its run.
+    fn push(&mut self, plan: PreparedPlan, inputs: &StepInputs, want: Want<'_>);
+}
+
+/// Leaves every step to its run.
+struct NoQueue;
+
+impl StepQueue for NoQueue {
+    fn push(&mut self, _: PreparedPlan, _: &StepInputs, _: Want<'_>) {}
 }
 
 /// The only plan of `plans`.

@@ -85,6 +85,15 @@ impl Best {
         }
     }
 
+    /// The token that the next step goes on with: 0 for one that does not count, if there is none.
+    #[inline(always)]
+    pub fn token(self) -> u32 {
+        match self.key {
+            NO_CANDIDATE_KEY | NOT_FINITE_KEY => 0,
+            _ => self.index,
+        }
+    }
+
     /// The best of the warp's lanes, in every lane.
     #[inline(always)]
     fn reduce_warp(mut self) -> Best {

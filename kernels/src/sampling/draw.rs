@@ -315,7 +315,8 @@ unsafe fn sort(keys: Shared<u64>, len: u32) {
 /// # Safety
 /// 1. As [`sample_histogram_f32`](super::histogram::sample_histogram_f32()), which has written
 ///    `undecided` for rows with top-k or top-p; `bests` holds rows of `2 * grid_dim_y`, `lists` of
-///    `LIST_LEN`, `lens` and `counters` one zero each, `out` an element.
+///    `LIST_LEN`, `lens` and `counters` one zero each, `drawn` an element, and `out` one
+///    from element `num_rows[1]` on.
 #[kernel(launch_bounds(NUM_THREADS, 1), overlaps)]
 pub unsafe fn sample_draw_f32(
     num_rows: Global<u32>,
@@ -329,12 +330,13 @@ pub unsafe fn sample_draw_f32(
     lists: GlobalMut<u64>,
     lens: GlobalMut<u32>,
     counters: GlobalMut<u32>,
+    drawn: GlobalMut<u32>,
     out: GlobalMut<u32>,
 ) {
     let row = thread::block_idx_x() as usize;
     let num_blocks = thread::grid_dim_y();
-    // SAFETY: one element, a step input: no launch of the step writes it.
-    let num_rows = unsafe { num_rows.get(0) };
+    // SAFETY: two elements, step inputs: no launch of the step writes them.
+    let (num_rows, first_out) = unsafe { (num_rows.get(0), num_rows.get(1) as usize) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: the row is inside by the check; barriers are between the phases.
@@ -354,7 +356,8 @@ pub unsafe fn sample_draw_f32(
         let largest = best_in_row(maxima).reduce_for_block(shared_array![u32; 2]);
         let (Some(maximum), false) = (largest.finite(), is_greedy) else {
             if thread::block_idx_y() == 0 && thread::thread_idx_x() == 0 {
-                out.set(row, largest.output());
+                out.set(first_out + row, largest.output());
+                drawn.set(row, largest.token());
             }
             return;
         };
@@ -395,7 +398,8 @@ pub unsafe fn sample_draw_f32(
             }
         }
         if thread::thread_idx_x() == 0 {
-            out.set(row, best.output());
+            out.set(first_out + row, best.output());
+            drawn.set(row, best.token());
         }
     }
 }

@@ -95,6 +95,12 @@ impl NextToken {
             _ => NextToken::Token(output),
         }
     }
+
+    /// The token, if there is one.
+    #[must_use]
+    pub fn token(self) -> Option<u32> {
+        if let NextToken::Token(token) = self { Some(token) } else { None }
+    }
 }
 
 /// Memory that the launches need.
@@ -116,7 +122,8 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The launches, none if there are no rows. `num_rows` points to the row count on the device,
+    /// The launches, none if there are no rows. `num_rows` points to the row count on the device and,
+    /// beside it, the element of `out` that the first row's output goes to; `drawn` to the token of each row,
     /// `sampling` to [`RowSampling::words`] of each row and `edits` to
     /// [`LogitEdit::words`](super::LogitEdit::words) of each edit, row after row, both at multiples of 16
     /// bytes. No token of a row has two edits.
@@ -130,6 +137,7 @@ impl Sample {
         edits: DevicePtr<u32>,
         logits: Rows<f32>,
         workspace: &SampleWorkspace,
+        drawn: DevicePtr<u32>,
         out: DevicePtr<u32>,
     ) -> Result<Vec<Launch>, LaunchError> {
         if self.vocab_size == 0 || self.vocab_size > MAX_VOCAB_SIZE {
@@ -181,6 +189,7 @@ impl Sample {
             lists,
             lens,
             counters,
+            drawn,
             out,
         };
         Ok(vec![maximum.launch(geometry), histogram.launch(geometry), draw.launch(geometry)])

@@ -9,7 +9,8 @@
 //! `d / temperature + ln E`, where the `E` are exponential random numbers that depend on the seed,
 //! the position in the answer and the token alone ([`noise`]). At temperature 0 it is the first
 //! token. A row with a NaN or a positive infinity, or of negative infinities alone, has no token:
-//! `out[r]` says so instead.
+//! `out[r]` says so instead. What the next step reads is there too, in `drawn[r]`: the token, 0 if
+//! there is none.
 //!
 //! Shapes    logits `[num_rows, vocab_size]` f32 with a row stride; sampling `[num_rows, 8]` u32;
 //!           edits `[num_edits, 4]` u32, those of a row side by side; out `[num_rows]` u32.

@@ -3,7 +3,7 @@
 use crate::harness::*;
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, LaunchError};
-use gpu_types::Activation;
+use gpu_types::{Activation, DRAWN};
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::{NarrowedFrom, Number};
@@ -56,11 +56,12 @@ fn gather_rows_matches_oracle() {
         let mut device = Device::default();
         let x = Matrix::random::<T>(9, width, seed);
         let num_rows = count(&mut device, "num_rows", NUM_ROWS);
-        let indices = device.u32s("indices", &[8, 0, 5]);
+        let indices = device.u32s("indices", &[8, DRAWN | 2, 5]);
+        let drawn = device.u32s("drawn", &[1, 3, 0]);
         let x_rows = device.matrix::<T>("x", &x, (place(width).0, 9));
         let out = device.out::<f32>("out", place(width));
         let gather = GatherRows { max_rows: MAX_ROWS, width, scale };
-        device.run(gather.launch(num_rows, indices, x_rows, out), seed);
+        device.run(gather.launch(num_rows, indices, Some(drawn), x_rows, out), seed);
         let rows = [8, 0, 5].into_iter().flat_map(|row| floats(x.row(row)));
         let want: Vec<f32> = rows.map(|x| x * scale).collect();
         assert_eq!(device.read_rows(out, ROWS, width), want, "{width} columns");
@@ -476,7 +477,7 @@ fn what_is_not_finite_makes_no_number() {
 fn launches_cover_rows_and_columns() {
     let gather = |max_rows, width| {
         let gather = GatherRows { max_rows, width, scale: 1.0 };
-        gather.launch(ptr(9), ptr(8), rows::<f32>(width), rows(width))
+        gather.launch(ptr(9), ptr(8), None, rows::<f32>(width), rows(width))
     };
     assert_eq!(of(gather(5, 1025)), ("gather_rows_f32", [5, 2, 1], 128, 0));
     assert!(is_nothing(gather(0, 1025)) && is_nothing(gather(5, 0)));
@@ -535,7 +536,7 @@ fn the_types_of_the_rows_name_the_kernel() {
         let rope = Rope { max_tokens: 1, num_heads: 1, head_dim: 64, rotary_dim: 64 };
         let silu = GateRows { activation: Activation::Silu, max_rows: 1, width: 64 };
         [
-            of(gather.launch(ptr(9), ptr(8), rows::<E>(64), rows(64))).0,
+            of(gather.launch(ptr(9), ptr(8), None, rows::<E>(64), rows(64))).0,
             of(rope.launch(ptr(9), ptr(8), ptr(2), rows::<E>(64))).0,
             of(silu.launch(ptr(9), rows::<E>(64), rows(64), rows(64))).0,
         ]

@@ -36,24 +36,33 @@ fn sample_edited(
     let words: Vec<u32> = rows_words.collect();
     let edits: Vec<u32> = edits.iter().flatten().flat_map(LogitEdit::words).collect();
     let mut device = Device::default();
-    let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32]);
+    // The outputs go where the word beside the number of rows says.
+    const FIRST: usize = 5;
+    let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32, FIRST as u32]);
     let sampling_ptr = device.u32s("sampling", &words);
     let edits = device.u32s("edits", &edits);
     let logits = Rows::new(device.f32s("logits", &logits), stride);
-    let out = device.poisoned("out", num_rows);
+    let drawn = device.poisoned("drawn", num_rows);
+    let out = device.poisoned("out", FIRST + num_rows);
     let sample = Sample { max_rows: num_rows + 1, vocab_size };
     let zeros = vec![0; sample.zeroed_bytes()];
     let workspace = SampleWorkspace {
         scratch: device.poisoned("scratch", sample.scratch_bytes()),
         zeroed: device.bytes("zeroed", &zeros),
     };
-    let launches = sample.launches(num_rows_ptr, sampling_ptr, edits, logits, &workspace, out);
+    let launches =
+        sample.launches(num_rows_ptr, sampling_ptr, edits, logits, &workspace, drawn, out);
     for launch in launches.expect("a right shape") {
         device.run(Ok(Some(launch)), seed);
     }
     let left = device.read_bytes(workspace.zeroed, zeros.len());
     assert!(left.iter().all(|&byte| byte == 0), "the workspace is not zeros again");
-    device.read_u32(out, num_rows).into_iter().map(NextToken::from_output).collect()
+    let outputs = device.read_u32(out.add(FIRST), num_rows).into_iter();
+    let outputs: Vec<_> = outputs.map(NextToken::from_output).collect();
+    let token = |output: &NextToken| if let NextToken::Token(token) = *output { token } else { 0 };
+    let tokens: Vec<_> = outputs.iter().map(token).collect();
+    assert_eq!(device.read_u32(drawn, num_rows), tokens);
+    outputs
 }
 
 /// What the oracle chooses of a row, and by how much.
@@ -301,7 +310,7 @@ fn a_row_has_blocks() {
         let workspace = SampleWorkspace { scratch: ptr(16), zeroed: ptr(32) };
         let sample = Sample { max_rows, vocab_size };
         let logits = rows(vocab_size);
-        let launches = sample.launches(ptr(9), ptr(8), ptr(7), logits, &workspace, ptr(2));
+        let launches = sample.launches(ptr(9), ptr(8), ptr(7), logits, &workspace, ptr(3), ptr(2));
         launches.map(|launches| launches.into_iter().map(|launch| of(Ok(Some(launch)))).collect())
     };
     let launches: Vec<_> = sample(3, 151_936).unwrap();

@@ -43,7 +43,7 @@ fn run(scheduler: &mut Scheduler, batch: &[Entry]) -> Vec<RequestId> {
     let mut ended = Vec::new();
     for entry in batch {
         let sequence = scheduler.running(entry.index);
-        sequence.advance(entry.num_tokens);
+        sequence.begin(entry, 0, CONTEXT);
         if entry.is_last {
             tokens_for.push(sequence.id());
             if sequence.push(0, CONTEXT).is_some() {

@@ -1,6 +1,8 @@
 use super::*;
 use crate::engine::{EngineOptions, Sampling, SamplingError};
-use crate::exec::{AfterOp, Device, Executor, PreparedPlan, StepOutput, StepTimes, Want};
+use crate::exec::{
+    AfterOp, Device, Executor, PreparedPlan, StepOutput, StepQueue, StepTimes, Want,
+};
 use crate::plan::{MemoryUse, PAGE_SIZE, Plan, StepInputs};
 use std::ops::ControlFlow;
 
@@ -190,7 +192,7 @@ impl Executor for Unlucky {
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want,
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut dyn FnMut(&mut dyn StepQueue),
     ) -> Result<StepOutput, ExecError> {
         if inputs.token_ids.contains(&13) {
             return Err((self.fault)());

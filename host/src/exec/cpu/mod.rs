@@ -12,8 +12,8 @@ mod linear_layer;
 
 use super::prepared::Prepared;
 use super::{
-    Activations, AfterOp, ExecError, Executor, PreparedPlan, StepOutput, StepTimes, Want,
-    WeightSource, inputs, sample,
+    Activations, AfterOp, ExecError, Executor, NoQueue, PreparedPlan, StepOutput, StepQueue,
+    StepTimes, Want, WeightSource, inputs, sample,
 };
 use crate::plan::{
     AppendAttention, ArenaLayout, Attention, CausalConv, Constant, DeltaRule, Dtype, Linear,
@@ -120,10 +120,10 @@ impl Executor for CpuExecutor {
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want<'_>,
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut dyn FnMut(&mut dyn StepQueue),
     ) -> Result<StepOutput, ExecError> {
         let mut step = self.step(plan, inputs, want)?;
-        meanwhile();
+        meanwhile(&mut NoQueue);
         // The whole step runs inside the pool: a fork is then a push on a local queue, not a
         // wake-up.
         Ok(rayon::scope(|_| {
@@ -197,7 +197,7 @@ impl CpuExecutor {
         want: Want<'a>,
     ) -> Result<Step<'a>, ExecError> {
         let prepared = self.prepared.get(plan)?;
-        inputs::check(&prepared[0].plan, inputs)?;
+        inputs::check(&prepared[0].plan, inputs, 0)?;
         let ranks = prepared.iter().zip(&mut self.ranks);
         let step =
             |(PreparedRank { plan, layout }, rank): (&'a PreparedRank, &'a mut Rank)| RankStep {

@@ -88,7 +88,7 @@ fn budget(
         state_bytes: whole_units(sizes.state_bytes),
         activation_bytes: whole_units(sizes.arena_bytes),
         workspace_bytes: workspaces.map(whole_units).iter().sum(),
-        buffer_bytes: table_bytes + whole_units(sizes.step_bytes),
+        buffer_bytes: table_bytes + whole_units(sizes.step_bytes) + whole_units(sizes.drawn_bytes),
         module_bytes: code.num_kernels * MODULE_BYTES + cublas_bytes + nccl_bytes,
         graph_bytes: code.num_nodes * GRAPH_NODE_BYTES,
         ..of_model

@@ -10,7 +10,8 @@ use cuda_loader::nccl::NcclError;
 use cust::CudaFlags;
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device as CudaDevice, DeviceAttribute};
-use cust::error::CudaError;
+use cust::error::{CudaError, CudaResult};
+use cust::event::{Event, EventStatus};
 use cust::memory::mem_get_info;
 use cust::stream::{Stream, StreamFlags};
 use cust::sys::CUresult;
@@ -252,22 +253,57 @@ pub(super) fn failed(call: &'static str) -> impl Fn(CudaError) -> ExecError + Co
 /// How long a wait with a limit asks again and again, before it sleeps in between.
 const SPIN: Duration = Duration::from_millis(20);
 
-/// Waits for all that `stream` has to do; no longer than `limit`, if there is one.
+/// What a device has been given to do.
+pub(super) trait Work {
+    /// Whether it is done.
+    fn is_done(&self) -> CudaResult<bool>;
+
+    /// Waits until it is.
+    fn wait(&self) -> CudaResult<()>;
+}
+
+/// All that was started.
+impl Work for Stream {
+    fn is_done(&self) -> CudaResult<bool> {
+        // SAFETY: the stream is live.
+        match unsafe { cust::sys::cuStreamQuery(self.as_inner()) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            CUresult::CUDA_SUCCESS => Ok(true),
+            // The call that waits has its error.
+            _ => self.synchronize().map(|()| true),
+        }
+    }
+
+    fn wait(&self) -> CudaResult<()> {
+        self.synchronize()
+    }
+}
+
+/// All that was started before it was recorded.
+impl Work for Event {
+    fn is_done(&self) -> CudaResult<bool> {
+        Ok(self.query()? == EventStatus::Ready)
+    }
+
+    fn wait(&self) -> CudaResult<()> {
+        self.synchronize()
+    }
+}
+
+/// Waits for `work`; no longer than `limit`, if there is one.
 ///
 /// # Errors
 /// [`ExecError::RankFailed`] after the limit, when the device still works; [`ExecError::Driver`].
 pub(super) fn wait_for(
-    stream: &Stream,
+    work: &impl Work,
     limit: Option<Duration>,
     call: &'static str,
 ) -> Result<(), ExecError> {
-    let Some(limit) = limit else { return stream.synchronize().map_err(failed(call)) };
+    let Some(limit) = limit else { return work.wait().map_err(failed(call)) };
     let start = Instant::now();
     loop {
-        // SAFETY: the stream is live.
-        match unsafe { cust::sys::cuStreamQuery(stream.as_inner()) } {
-            CUresult::CUDA_ERROR_NOT_READY => {}
-            code => return check(call, code),
+        if work.is_done().map_err(failed(call))? {
+            return Ok(());
         }
         let waited = start.elapsed();
         if waited > limit {

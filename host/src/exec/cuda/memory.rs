@@ -143,6 +143,7 @@ pub struct Sizes {
     pub state_bytes: usize,
     pub arena_bytes: usize,
     pub step_bytes: usize,
+    pub drawn_bytes: usize,
     pub workspace_bytes: usize,
     pub counter_bytes: usize,
     pub cublas_bytes: usize,
@@ -162,6 +163,7 @@ impl Sizes {
             state_bytes: plan.states.bytes(),
             arena_bytes: ArenaLayout::new(plan).bytes(),
             step_bytes: StepBuffer::max_bytes(plan, gpu),
+            drawn_bytes: plan.bounds.max_logit_rows * size_of::<u32>(),
             workspace_bytes: lower::workspace_bytes(plan, gemm),
             counter_bytes: lower::counter_bytes(plan),
             cublas_bytes: cublas::workspace_bytes(gemm),
@@ -179,6 +181,8 @@ pub struct DeviceMemory {
     pub arena: Block,
     /// As [`StepBuffer`] says.
     pub step: Block,
+    /// The tokens that the last step drew.
+    pub drawn: Block,
     /// What one operation needs for itself.
     pub workspace: Block,
     /// What blocks of one operation count in.
@@ -200,6 +204,7 @@ impl DeviceMemory {
             states: allocate("the recurrent states", sizes.state_bytes)?,
             arena: allocate("the activations", sizes.arena_bytes)?,
             step: allocate("the step inputs", sizes.step_bytes)?,
+            drawn: allocate("the drawn tokens", sizes.drawn_bytes)?,
             workspace: allocate("the workspace", sizes.workspace_bytes)?,
             counters: Block::zeroed(device, "the counters", sizes.counter_bytes, stream)?,
             cublas_workspace: allocate("the workspace of cuBLAS", sizes.cublas_bytes)?,
@@ -234,6 +239,7 @@ impl DeviceMemory {
                 .map(|tensor| self.arena.address() + arena.offset(TensorId(tensor)) as u64)
                 .collect(),
             step: self.step.address(),
+            drawn: self.drawn.address(),
             workspace: self.workspace.address(),
             counters: self.counters.address(),
             ranks: Vec::new(),

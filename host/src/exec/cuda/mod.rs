@@ -24,13 +24,14 @@ use cuda_loader::OverlappingLauncher;
 use cuda_loader::cublas::Cublas;
 use cuda_loader::nccl::Communicator;
 use cust::context::Context;
+use cust::event::{Event, EventFlags};
 use cust::memory::LockedBuffer;
 use cust::stream::Stream;
 use kernels::gemm::Gpu;
 
 use self::budget::Meter;
 use self::cubin_cache::CubinCache;
-use self::device::{make_current, wait_for};
+use self::device::{failed, make_current, wait_for};
 use self::graph::{Graph, Node};
 use self::memory::{DeviceMemory, Sizes, pinned};
 use self::modules::Modules;
@@ -38,10 +39,10 @@ use super::lower::StepBuffer;
 use super::lower::{self, Addresses, Libraries, RankAddresses, Task};
 use super::prepared::Prepared;
 use super::{
-    AfterOp, ExecError, Executor, GpuOptions, NextToken, PreparedPlan, StepOutput, StepTimes,
-    Target, Want, WeightSource, alone, inputs,
+    AfterOp, ExecError, Executor, GpuOptions, NextToken, NoQueue, PreparedPlan, StepOutput,
+    StepQueue, StepTimes, Target, Want, WeightSource, alone, inputs,
 };
-use crate::plan::{ArenaLayout, MemoryUse, Plan, StepInputs, View};
+use crate::plan::{ArenaLayout, MemoryUse, Plan, StepInputs, StepLayout, View};
 
 pub(super) use self::budget::memory_budget;
 
@@ -64,12 +65,16 @@ pub struct CudaExecutor {
     cublas: Option<Cublas>,
     modules: Modules,
     memory: DeviceMemory,
-    /// The step's inputs on their way to the device.
-    step_inputs: LockedBuffer<u32>,
+    /// Steps take turns: one is read while the next one runs.
+    turns: [Turn; 2],
+    /// Whose turn it is.
+    turn: usize,
+    /// The step after the one that is waited for, if it was started.
+    queued: Option<Result<Started, ExecError>>,
     /// Logits on their way back; grows from one row to the most that a step wanted.
     logits: LockedBuffer<f32>,
     /// The token of each logit row, which its kernel writes here itself: a few words are no copy's
-    /// worth. Graphs hold its address: it stays where it is.
+    /// worth. Each turn has a half. Graphs hold its address: it stays where it is.
     next_tokens: LockedBuffer<u32>,
     /// All work of the executor is on it.
     stream: Arc<Stream>,
@@ -79,6 +84,21 @@ pub struct CudaExecutor {
     overlapping: Option<OverlappingLauncher>,
     context: &'static Context,
     meter: Meter,
+}
+
+/// What host and device exchange in a step.
+struct Turn {
+    /// The inputs on their way to the device.
+    step_inputs: LockedBuffer<u32>,
+    /// The step has ended.
+    end: Event,
+}
+
+impl Turn {
+    fn new(step_len: usize) -> Result<Self, ExecError> {
+        let end = Event::new(EventFlags::DISABLE_TIMING).map_err(failed("making an event"))?;
+        Ok(Turn { step_inputs: pinned(step_len)?, end })
+    }
 }
 
 /// A plan, and its launches as a graph.
@@ -140,16 +160,19 @@ impl CudaExecutor {
         upload::parameters(plan, weights, &mut memory, &stream)?;
         let overlapping = device::overlapping_launcher(gpu)?;
         let cache = CubinCache::new(cubin_dir.clone(), device::driver_name()?, device.capability);
+        let step_len = memory.step.bytes() / size_of::<u32>();
         Ok(CudaExecutor {
             prepared: Prepared::new(),
             libraries,
             communicator: None,
             cublas,
             modules: Modules::new(kernels, cache, device.sm_shared_bytes),
-            step_inputs: pinned(memory.step.bytes() / size_of::<u32>())?,
+            turns: [Turn::new(step_len)?, Turn::new(step_len)?],
+            turn: 0,
+            queued: None,
             logits: pinned(plan.output.width)?,
             // An encoder draws none.
-            next_tokens: pinned(next_tokens_len(plan).max(1))?,
+            next_tokens: pinned(2 * next_tokens_len(plan).max(1))?,
             memory,
             stream,
             device,
@@ -193,6 +216,7 @@ struct Lowered {
 
 /// A step that runs.
 struct Started {
+    turn: usize,
     num_rows: usize,
     num_logits: usize,
     has_next_tokens: bool,
@@ -209,7 +233,7 @@ impl CudaExecutor {
             && step_buffer.len() * size_of::<u32>() <= self.memory.step.bytes()
             && lower::workspace_bytes(&plan, self.libraries.gemm) <= self.memory.workspace.bytes()
             && lower::counter_bytes(&plan) <= self.memory.counters.bytes()
-            && next_tokens_len(&plan) <= self.next_tokens.len();
+            && 2 * next_tokens_len(&plan) <= self.next_tokens.len();
         if !fits || plan.outputs().any(|output| !is_whole(&plan, &output)) {
             return Err(ExecError::Unsupported {
                 op: format!("a plan of {:?}", plan.bounds),
@@ -247,17 +271,42 @@ impl CudaExecutor {
         Ok(self.prepared.push(CudaPlan { plan, tasks, step_buffer, arena_layout, graph }))
     }
 
-    /// Starts a step. [`CudaExecutor::finish`] has to come, whatever this returns: until then the
-    /// device may use the executor's buffers.
-    fn start(
+    /// Starts a step, unless it is the one in the queue. [`CudaExecutor::finish`] has to come,
+    /// whatever this returns: until then the device may use the executor's buffers.
+    fn begin(
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want<'_>,
     ) -> Result<Started, ExecError> {
+        self.queued.take().unwrap_or_else(|| self.start(plan, inputs, want, 0))
+    }
+
+    /// Starts the step after `running`, which draws the tokens that this one's may stand for.
+    fn queue(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        want: Want<'_>,
+        running: &Started,
+    ) {
+        self.queued = Some(self.start(plan, inputs, want, running.num_rows));
+    }
+
+    /// Starts a step, behind another one if that draws tokens of it.
+    fn start(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        want: Want<'_>,
+        num_drawn: usize,
+    ) -> Result<Started, ExecError> {
         let CudaPlan { plan, step_buffer, arena_layout, graph, .. } = self.prepared.get(plan)?;
-        inputs::check(plan, inputs)?;
+        inputs::check(plan, inputs, num_drawn)?;
         make_current(self.context)?;
+        let turn = self.turn;
+        self.turn = 1 - turn;
+        let Turn { step_inputs, end } = &mut self.turns[turn];
 
         let num_rows = inputs.logit_rows.len();
         let (rows, width) = (want.logit_rows(num_rows), plan.output.width);
@@ -266,12 +315,14 @@ impl CudaExecutor {
             self.logits = pinned(num_logits)?;
         }
 
-        let step_inputs = &mut self.step_inputs[..step_buffer.len()];
+        let step_inputs = &mut step_inputs[..step_buffer.len()];
         let written = step_buffer.write(plan, inputs, step_inputs);
+        step_inputs[StepLayout::FIRST_OUTPUT] = (turn * self.next_tokens.len() / 2) as u32;
         let step_inputs = cast_slice(&step_inputs[..written]);
         let mut logits = &mut self.logits[..num_logits];
         let stream: &Stream = &self.stream;
-        // SAFETY: the buffers are pinned, and untouched until the synchronisation in `finish`.
+        // SAFETY: the buffers are pinned, and untouched until the step's end is waited for in `finish`:
+        // those of the turn are not the running step's, and one of them alone has logits.
         unsafe { self.memory.step.write_async(0, step_inputs, stream) }?;
         graph.launch(stream)?;
         for rows in rows.into_iter().filter(|rows| !rows.is_empty()) {
@@ -281,22 +332,49 @@ impl CudaExecutor {
             // SAFETY: as above.
             unsafe { self.memory.arena.read_async(offset, cast_slice_mut(part), stream) }?;
         }
+        end.record(stream).map_err(failed("running a step"))?;
         let has_next_tokens = want.has_next_tokens() && plan.next_tokens.is_some();
-        Ok(Started { num_rows, num_logits, has_next_tokens })
+        Ok(Started { turn, num_rows, num_logits, has_next_tokens })
     }
 
     /// Waits for what was started.
     fn finish(&mut self, started: Result<Started, ExecError>) -> Result<StepOutput, ExecError> {
         make_current(self.context)?;
-        wait_for(&self.stream, self.limit(), "running a step")?;
-        let Started { num_rows, num_logits, has_next_tokens } = started?;
+        let waited = match &started {
+            Ok(started) => wait_for(&self.turns[started.turn].end, self.limit(), "running a step"),
+            Err(_) => Ok(()),
+        };
+        let started = match waited.and(started) {
+            Ok(started) => started,
+            Err(error) => {
+                self.drain()?;
+                return Err(error);
+            }
+        };
+        let Started { turn, num_rows, num_logits, has_next_tokens } = started;
         let mut output = StepOutput::default();
         if has_next_tokens {
-            let outputs = self.next_tokens[..num_rows].iter();
+            let outputs = self.next_tokens[turn * self.next_tokens.len() / 2..][..num_rows].iter();
             output.next_tokens = outputs.copied().map(NextToken::from_output).collect();
         }
         output.logits = self.logits[..num_logits].to_vec();
         Ok(output)
+    }
+
+    /// Waits for all that was started, the step in the queue too, of which nobody wants to know.
+    fn drain(&mut self) -> Result<(), ExecError> {
+        self.queued = None;
+        wait_for(&*self.stream, self.limit(), "running a step")
+    }
+}
+
+/// The queue of an executor, behind the step that runs on it.
+struct Behind<'a>(&'a mut CudaExecutor, &'a Started);
+
+impl StepQueue for Behind<'_> {
+    fn push(&mut self, plan: PreparedPlan, inputs: &StepInputs, want: Want<'_>) {
+        let Behind(executor, running) = self;
+        executor.queue(plan, inputs, want, running);
     }
 }
 
@@ -348,24 +426,27 @@ impl Executor for CudaExecutor {
         self.capture(lowered)
     }
 
-    /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the
-    /// wait; each run of rows of logits is copied in another. Memory is page-locked for more than a
+    /// Four calls of the driver beside that for the context: the inputs' copy, the graph, its end and
+    /// the wait for it; each run of rows of logits is copied in another. Memory is page-locked for more than a
     /// row of them alone.
     fn run_while(
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want<'_>,
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut dyn FnMut(&mut dyn StepQueue),
     ) -> Result<StepOutput, ExecError> {
-        let started = self.start(plan, inputs, want);
+        let started = self.begin(plan, inputs, want);
+        let beside = || match &started {
+            Ok(running) if running.num_logits == 0 => meanwhile(&mut Behind(self, running)),
+            _ => meanwhile(&mut NoQueue),
+        };
         // A panic comes after the wait too.
-        let panicked = catch_unwind(AssertUnwindSafe(meanwhile)).err();
-        let output = self.finish(started);
-        if let Some(panic) = panicked {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(beside)) {
+            let _ = self.drain();
             resume_unwind(panic);
         }
-        output
+        self.finish(started)
     }
 
     fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError> {

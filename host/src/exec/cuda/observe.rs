@@ -151,9 +151,9 @@ impl CudaExecutor {
     /// Copies the step's inputs to the device, and waits for that.
     fn write_step(&mut self, plan: PreparedPlan, inputs: &StepInputs) -> Result<(), ExecError> {
         let CudaPlan { plan, step_buffer, .. } = self.prepared.get(plan)?;
-        inputs::check(plan, inputs)?;
+        inputs::check(plan, inputs, 0)?;
         make_current(self.context)?;
-        let step_inputs = &mut self.step_inputs[..step_buffer.len()];
+        let step_inputs = &mut self.turns[0].step_inputs[..step_buffer.len()];
         let written = step_buffer.write(plan, inputs, step_inputs);
         let bytes = bytemuck::cast_slice(&step_inputs[..written]);
         // SAFETY: the copy is waited for.

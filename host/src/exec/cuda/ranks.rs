@@ -7,11 +7,11 @@ use cuda_loader::nccl::{Communicator, Nccl};
 
 use super::collectives::{self, connect, enable_access, in_threads, libraries};
 use super::device::{failed, make_current};
-use super::{CudaExecutor, Placed, RankAddresses};
+use super::{CudaExecutor, Placed, RankAddresses, Started};
 use crate::exec::prepared::Prepared;
 use crate::exec::{
-    AfterOp, ExecError, Executor, GpuOptions, PreparedPlan, StepOutput, StepTimes, Want,
-    WeightSource,
+    AfterOp, ExecError, Executor, GpuOptions, NoQueue, PreparedPlan, StepOutput, StepQueue,
+    StepTimes, Want, WeightSource,
 };
 use crate::plan::{MemoryUse, Plan, StepInputs};
 
@@ -115,6 +115,23 @@ impl CudaRanks {
     }
 }
 
+/// What each rank copies back: the first one what is wanted.
+fn by_rank(want: Want<'_>) -> impl Iterator<Item = Want<'_>> {
+    std::iter::once(want).chain(std::iter::repeat(Want::Nothing))
+}
+
+/// The queues of all ranks, behind the step that runs on them.
+struct Behind<'a>(&'a mut CudaRanks, &'a [Result<Started, ExecError>]);
+
+impl StepQueue for Behind<'_> {
+    fn push(&mut self, plan: PreparedPlan, inputs: &StepInputs, want: Want<'_>) {
+        let Behind(CudaRanks { ranks, prepared, .. }, started) = self;
+        let plans = prepared.get(plan).into_iter().flatten();
+        let ranks = ranks.iter_mut().zip(started.iter().flatten()).zip(plans).zip(by_rank(want));
+        ranks.for_each(|(((rank, running), &plan), want)| rank.queue(plan, inputs, want, running));
+    }
+}
+
 impl Drop for CudaRanks {
     fn drop(&mut self) {
         let _working = working();
@@ -162,22 +179,27 @@ impl Executor for CudaRanks {
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want<'_>,
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut dyn FnMut(&mut dyn StepQueue),
     ) -> Result<StepOutput, ExecError> {
         let _working = working();
         self.check_alive()?;
-        let wants = std::iter::once(want).chain(std::iter::repeat(Want::Nothing));
-        let ranks = self.ranks.iter_mut().zip(self.prepared.get(plan)?).zip(wants);
+        let ranks = self.ranks.iter_mut().zip(self.prepared.get(plan)?).zip(by_rank(want));
         let started: Vec<_> =
-            ranks.map(|((rank, &plan), want)| rank.start(plan, inputs, want)).collect();
+            ranks.map(|((rank, &plan), want)| rank.begin(plan, inputs, want)).collect();
+        let can_queue =
+            started.iter().all(|started| started.as_ref().is_ok_and(|it| it.num_logits == 0));
+        let beside = || match can_queue {
+            true => meanwhile(&mut Behind(self, &started)),
+            false => meanwhile(&mut NoQueue),
+        };
         // A panic comes after the wait too.
-        let panicked = catch_unwind(AssertUnwindSafe(meanwhile)).err();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(beside)) {
+            self.ranks.iter_mut().for_each(|rank| drop(rank.drain()));
+            resume_unwind(panic);
+        }
         let outputs = self.ranks.iter_mut().zip(started);
         // All are waited for, whatever one of them returns.
         let outputs: Vec<_> = outputs.map(|(rank, started)| rank.finish(started)).collect();
-        if let Some(panic) = panicked {
-            resume_unwind(panic);
-        }
         let outputs = outputs.into_iter().collect::<Result<Vec<_>, _>>();
         Ok(self.ended(outputs)?.into_iter().next().unwrap_or_default())
     }

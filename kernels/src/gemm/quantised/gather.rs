@@ -2,8 +2,9 @@
 //! one: `out[r, :] = scale * weight[indices[r], :]`. It is the embedding, of the table that a linear
 //! layer may share.
 //!
-//! Shapes    weight `[*, k]` in tiles, see [`format`](super::format); indices `[num_rows]`; out
-//!           `[num_rows, k]` f32, with a row stride; rows of out 16-byte aligned.
+//! Shapes    weight `[*, k]` in tiles, see [`format`](super::format); indices `[num_rows]`, some of
+//!           which may be [`DRAWN`](gpu_types::DRAWN) tokens; out `[num_rows, k]` f32, with a row
+//!           stride; rows of out 16-byte aligned.
 //! Launch    grid `(max_rows, tiles along k / 8, 1)`, block `(256, 1, 1)`; a warp reads a tile, and
 //!           stores one of its rows.
 //! Numerics  f32, as [`dequantise`](mod@super::dequantise) computes them, then times the scale.
@@ -12,6 +13,7 @@
 use super::dequantise::elements;
 use super::format::{BLOCKS, Format, STEP_K, TILE_K, TILE_ROWS, TILE_STEPS, Tiles, UNIT_STEPS};
 use super::format::{lane_group, lane_pair};
+use crate::gather_rows::index_of;
 use cuda_std::prelude::*;
 use cuda_std::unroll;
 
@@ -23,7 +25,8 @@ const NUM_WARPS: u32 = 8;
 /// # Safety
 /// 1. `num_rows` is one element; `indices` holds that many, and `out` as many rows at their stride,
 ///    16-byte aligned.
-/// 2. `weight` holds the tiles of a weight `[n, k]` of the format `F`; every index is below `n`.
+/// 2. `weight` holds the tiles of a weight `[n, k]` of the format `F`; every index is below `n`,
+///    or a drawn one whose place in `drawn` holds a number below `n`.
 /// 3. `out` overlaps nothing that is read.
 #[kernel(
     launch_bounds(NUM_WARPS * warp::WARP_SIZE, 1),
@@ -33,6 +36,7 @@ const NUM_WARPS: u32 = 8;
 pub unsafe fn gather_quantised<F: Format>(
     num_rows: Global<u32>,
     indices: Global<u32>,
+    drawn: Global<u32>,
     k: u32,
     weight: Global<u8>,
     out: GlobalMut<f32>,
@@ -51,7 +55,7 @@ pub unsafe fn gather_quantised<F: Format>(
     }
     // SAFETY: row, index and columns are inside, by the condition and the checks.
     unsafe {
-        let index = indices.get(row as usize);
+        let index = index_of(indices, drawn, row);
         let tile = tiles.tile::<F>(index / TILE_ROWS, tile_idx, true).load::<F>();
         let in_tile = index % TILE_ROWS;
         let scales = F::unpack(tile.scales);
@@ -100,7 +104,7 @@ mod launcher {
 
     impl GatherQuantised {
         /// The launch, or `None` if there is nothing to gather. `num_rows` points to the row count
-        /// on the device.
+        /// on the device, `drawn` to the tokens that indices may stand for, if any does.
         ///
         /// # Errors
         /// [`LaunchError`] for a k that is no multiple of the format's blocks, rows of `out` that
@@ -109,6 +113,7 @@ mod launcher {
             &self,
             num_rows: DevicePtr<u32>,
             indices: DevicePtr<u32>,
+            drawn: Option<DevicePtr<u32>>,
             weight: DevicePtr<u8>,
             out: Rows<f32>,
         ) -> Result<Option<Launch>, LaunchError> {
@@ -123,9 +128,16 @@ mod launcher {
             let grid = [max_rows, num_tiles.div_ceil(NUM_WARPS as usize), 1];
             let geometry = Geometry::new(grid, (NUM_WARPS * WARP_SIZE) as usize, 0)?;
             let (k, out_stride) = (arg_u32("k", k)?, out.stride_arg()?);
-            let out = out.ptr;
-            let args =
-                gather_quantised::Args { num_rows, indices, k, weight, out, out_stride, scale };
+            let args = gather_quantised::Args {
+                num_rows,
+                indices,
+                drawn: drawn.unwrap_or(DevicePtr::null()),
+                k,
+                weight,
+                out: out.ptr,
+                out_stride,
+                scale,
+            };
             let instance = instance_of(format, Instance::ALL, Instance::f, |_| true)?;
             Ok(geometry.map(|geometry| args.launch(instance, geometry)))
         }

@@ -242,6 +242,7 @@ impl Device {
             tensors,
             step,
             workspace: memory.alloc("workspace", Init::Poisoned(workspace_bytes)),
+            drawn: 0,
             counters: 0,
             ranks: Vec::new(),
         };
