@@ -24,6 +24,9 @@ const WIDTHS: &[(usize, usize)] = &[(8, 8), (64, 128), (72, 136), (896, 40)];
 /// and of many.
 const LONG_WIDTHS: &[(usize, usize)] = &[(5176, 40), (3080, 2120)];
 
+/// More rows of 16-bit elements, whose gates GPUs compute in tiles, and with swapped operands.
+const MANY: &[(usize, (usize, usize))] = &[(70, (72, 136)), (17, (64, 3760))];
+
 /// Added to the mean of squares, and as large, so that a norm without it fails.
 const EPS: f32 = 0.25;
 
@@ -86,6 +89,7 @@ pub fn tests() -> Vec<Test> {
             for rows in [1, 2, 8] {
                 LONG_WIDTHS.iter().for_each(|&widths| add(rows, widths));
             }
+            MANY.iter().for_each(|&(rows, widths)| add(rows, widths));
         }
     }
     let mut add_rope = |precision: Precision, (rows, heads): RopeShape, f32_rows, has_norm| {

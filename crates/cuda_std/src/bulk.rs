@@ -8,7 +8,7 @@
 
 mod tensor;
 
-pub use tensor::{tensor_load, tensor_load_multicast, tensor_reduce_add, tensor_store};
+pub use tensor::{Coords, tensor_load, tensor_load_multicast, tensor_reduce_add, tensor_store};
 
 use crate::cluster::PeerShared;
 use crate::mbarrier::{Mbarrier, PeerMbarrier};

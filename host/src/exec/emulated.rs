@@ -138,7 +138,7 @@ impl EmulatedExecutor {
         let mut budget = MemoryBudget::of_model(largest);
         budget.buffer_bytes += drawn_bytes(largest);
         for plan in prepared {
-            let plan = lower::fused(plan, lower::Libraries::default());
+            let plan = lower::fused(plan, lower::Libraries::default(), gpu(target));
             let tensors = plan.tensors.iter().map(|tensor| plan.tensor_bytes(tensor));
             budget.activation_bytes += tensors.sum::<usize>();
             budget.workspace_bytes +=
@@ -222,7 +222,7 @@ impl Executor for EmulatedExecutor {
         let gpu = self.gpu;
         let mut prepared = Vec::new();
         for (plan, rank) in plans.iter().zip(&self.ranks) {
-            let plan = lower::fused(plan, lower::Libraries::default());
+            let plan = lower::fused(plan, lower::Libraries::default(), gpu);
             let step_buffer = StepBuffer::new(&plan, gpu);
             let addresses = rank.addresses(&mut self.memory, &plan, &step_buffer)?;
             prepared.push(EmulatedPlan { plan, step_buffer, addresses, launches: Vec::new() });

@@ -1,9 +1,9 @@
 //! The linear layers that kernels compute: shapes, operands, and what is refused.
 
-use super::kernels::small_m::SmallM16;
 use crate::Rows;
 use crate::activation::num_parts;
 use crate::element::Dtype;
+use crate::tile::box_copy::GATE_ROWS;
 use crate::tile::element::{Operand16, WgmmaOperand};
 use crate::tile::weight::WeightElement;
 use cuda_std::launch::{DevicePtr, LaunchError};
@@ -201,12 +201,6 @@ impl Linear16 {
         expected: "32 for bf16 operands",
     };
 
-    /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns that are gated,
-    /// have a fused norm, or both.
-    pub const fn fuses(max_rows: usize, k: usize, normed: bool) -> bool {
-        SmallM16::fuses(max_rows, k, normed)
-    }
-
     /// Rows of the weight: two for each column of a gated output.
     pub(super) const fn weight_rows(&self) -> usize {
         self.n.saturating_mul(num_parts(self.gate))
@@ -223,6 +217,42 @@ impl Linear16 {
                 let expected = "at most 8 for a layer with a fused norm or gate";
                 refuse("rows", self.max_rows, expected)
             }
+        }
+    }
+
+    /// The input of a layer that may have a gate: with one, of whole groups of columns.
+    pub(super) fn grouped_input<E: Operand16>(
+        &self,
+        operands: &Linear16Operands<E>,
+    ) -> Result<Rows<E>, LaunchError> {
+        if !self.has_groups() {
+            return refuse("n", self.n, "a multiple of 8 for a gated layer of more than 8 rows");
+        }
+        Linear16 { gate: None, ..*self }.plain_input(operands)
+    }
+
+    /// Whether boxes of its weight can have rows of gate and of up in turn, if it is gated.
+    pub(super) const fn has_groups(&self) -> bool {
+        self.gate.is_none() || self.n.is_multiple_of(GATE_ROWS as usize)
+    }
+
+    /// The tensor map of the weight in boxes `[rows, columns]`: with a gate [`GATE_ROWS`] rows of
+    /// gate and of up in turn.
+    pub(super) fn weight_map<E: Operand16>(
+        &self,
+        weight: &Rows<E>,
+        [box_rows, box_columns]: [usize; 2],
+    ) -> TensorMapSpec {
+        let map = tensor_map(weight, [self.weight_rows(), self.k], [box_rows, box_columns]);
+        if self.gate.is_none() {
+            return map;
+        }
+        let (row_bytes, group) = (map.strides_bytes[0], u64::from(GATE_ROWS));
+        TensorMapSpec {
+            dims: vec![map.dims[0], group, 2, self.n as u64 / group],
+            strides_bytes: vec![row_bytes, self.n as u64 * row_bytes, group * row_bytes],
+            box_dims: vec![map.box_dims[0], GATE_ROWS, 2, map.box_dims[1] / (2 * GATE_ROWS)],
+            ..map
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Batch invariance: all tiles of a target that do not split k accumulate an output in one order,
 //! [`SumOrder::Tiles`], and so does [`Swapped16`]. [`SmallM16`] has an order of its own,
-//! [`SumOrder::SmallBatch`], which depends on the weight's shape and the GPU; with a fused RMSNorm
-//! or gate it gives the bits of the separate operations. In either order a row's outputs do
+//! [`SumOrder::SmallBatch`], which depends on the weight's shape and the GPU. With a fused RMSNorm or
+//! gate a kernel gives the bits of the separate operations. In either order a row's outputs do
 //! not depend on the other rows. [`SumOrder::Fastest`] allows split-K, and [`Gemv16`] for one row.
 //!
 //! Tiles for sm_90a are the fastest measured for the layer's shape on this GPU or, where the shape
@@ -30,7 +30,29 @@ const SWAPPED_ROWS: usize = 8;
 /// Elements of a weight from which on tiles are faster than the small-batch kernel without TMA.
 const TILES_ELEMS: usize = 1 << 22;
 
+/// The kernel that computes a layer.
+enum Kernel {
+    Gemv,
+    SmallBatch,
+    Swapped,
+    Tiles(&'static TileConfig),
+}
+
 impl Linear16 {
+    /// Whether there is a kernel for the layer with its gate and, if it is `normed`, with a fused
+    /// norm: of many rows that kernel, and its bits, with which the layer without a gate is the
+    /// fastest.
+    pub fn fuses(&self, gpu: Gpu, normed: bool) -> bool {
+        match self.kernel(gpu, normed) {
+            Kernel::Gemv | Kernel::SmallBatch => SmallM16::fuses(self.max_rows, self.k, normed),
+            Kernel::Swapped => self.has_groups(),
+            Kernel::Tiles(config) => {
+                let is_hopper = gpu.target == Target::Sm90a;
+                is_hopper && !normed && self.has_groups() && sm90::takes(config, self)
+            }
+        }
+    }
+
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
     /// columns. `maps` encodes tensor maps.
     ///
@@ -47,44 +69,55 @@ impl Linear16 {
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
         self.check(operands)?;
-        if self.summation.order == SumOrder::Fastest && self.max_rows <= 1 {
-            return Gemv16(*self).launch(num_rows, operands);
+        match self.kernel(gpu, matches!(operands.x, Input16::Normed { .. })) {
+            Kernel::Gemv => Gemv16(*self).launch(num_rows, operands),
+            Kernel::SmallBatch => SmallM16(*self).launch(gpu, num_rows, operands, maps),
+            Kernel::Swapped => Swapped16(*self).launch(gpu, num_rows, operands, maps),
+            Kernel::Tiles(config) => match gpu.target {
+                Target::Sm80 => sm80::launch(config, self, num_rows, operands),
+                Target::Sm90a => sm90::launch(config, self, gpu.num_sms, num_rows, operands, maps),
+            },
         }
-        if gpu.target == Target::Sm90a && self.is_swapped(gpu.num_sms, operands) {
-            return Swapped16(*self).launch(gpu, num_rows, operands, maps);
+    }
+
+    /// The fastest kernel for the layer: of a gated one for all rows of its weight.
+    fn kernel(&self, gpu: Gpu, normed: bool) -> Kernel {
+        let order = self.summation.order;
+        if order == SumOrder::Fastest && self.max_rows <= 1 {
+            return Kernel::Gemv;
         }
-        let is_small_batch = match self.summation.order {
+        if gpu.target == Target::Sm90a && !normed && self.is_swapped(gpu.num_sms) {
+            return Kernel::Swapped;
+        }
+        let is_small_batch = match order {
             SumOrder::Fastest => self.max_rows <= self.max_small_batch(gpu.target),
             SumOrder::SmallBatch => true,
             SumOrder::Tiles => false,
         };
         if is_small_batch {
-            return SmallM16(*self).launch(gpu, num_rows, operands, maps);
+            return Kernel::SmallBatch;
         }
-        let config = TileConfig::fastest(self, gpu);
-        match gpu.target {
-            Target::Sm80 => sm80::launch(config, self, num_rows, operands),
-            Target::Sm90a => sm90::launch(config, self, gpu.num_sms, num_rows, operands, maps),
-        }
+        Kernel::Tiles(TileConfig::fastest(self, gpu))
     }
 
     /// Whether [`Swapped16`] takes the layer: a small batch, and enough columns for every SM.
-    fn is_swapped<E>(&self, num_sms: usize, operands: &Linear16Operands<E>) -> bool {
+    fn is_swapped(&self, num_sms: usize) -> bool {
         let Summation { accumulate, order } = self.summation;
+        let is_many = self.max_rows > SWAPPED_ROWS;
         let is_allowed = match order {
-            SumOrder::Fastest => self.n >= SWAPPED_N || self.max_rows > SWAPPED_ROWS,
+            // Fewer rows with a gate are another kernel's.
+            SumOrder::Fastest => is_many || self.gate.is_none() && self.n >= SWAPPED_N,
             SumOrder::SmallBatch => false,
             SumOrder::Tiles => accumulate == Accumulate::F32,
         };
-        let is_plain = matches!(operands.x, Input16::Half(_)) && self.gate.is_none();
-        is_allowed && is_plain && Swapped16(*self).fills(num_sms)
+        is_allowed && Swapped16(*self).fills(num_sms)
     }
 
     /// Most rows for which the small-batch kernels are the fastest. More than 32 they compute
     /// without TMA.
     fn max_small_batch(&self, target: Target) -> usize {
         match target {
-            Target::Sm90a if self.n.saturating_mul(self.k) >= TILES_ELEMS => {
+            Target::Sm90a if self.weight_rows().saturating_mul(self.k) >= TILES_ELEMS => {
                 SmallM16::MAX_STREAMED_ROWS
             }
             _ => SmallM16::MAX_ROWS,
@@ -172,7 +205,7 @@ fn measured(linear: &Linear16, num_sms: usize) -> &'static [TileConfig] {
     if num_sms != 132 {
         return &[];
     }
-    let &Linear16 { max_rows, n, k, .. } = linear;
+    let (&Linear16 { max_rows, k, .. }, n) = (linear, linear.weight_rows());
     let tiled = |[m, n, k]: [usize; 3]| [m.div_ceil(ROW_BLOCK), n, k];
     let mut shapes = MEASURED_132_SMS.iter();
     let found = shapes.find(|(shape, _)| tiled(*shape) == tiled([max_rows, n, k]));
@@ -194,7 +227,7 @@ impl TileConfig {
         let tiles = MMA_TILES.iter().zip(MMA_CLOCKS);
         let allowed = tiles.filter(|(config, _)| config.accumulate == linear.summation.accumulate);
         let clocks = |(config, clocks): &(&TileConfig, usize)| {
-            let [tiles_m, tiles_n] = config.clusters([linear.max_rows, linear.n]);
+            let [tiles_m, tiles_n] = config.clusters([linear.max_rows, linear.weight_rows()]);
             tiles_m.saturating_mul(tiles_n).div_ceil(num_sms).saturating_mul(*clocks)
         };
         let (fastest, _) = allowed.min_by_key(clocks).expect("tiles of both accumulators");
@@ -226,7 +259,7 @@ impl TileConfig {
 
     /// Clocks that `num_sms` SMs should take for a layer.
     fn clocks(&self, linear: &Linear16, num_sms: usize) -> usize {
-        let [clusters_m, clusters_n] = self.clusters([linear.max_rows, linear.n]);
+        let [clusters_m, clusters_n] = self.clusters([linear.max_rows, linear.weight_rows()]);
         let waves = clusters_m.saturating_mul(clusters_n).div_ceil(self.workers(num_sms));
         let k_blocks = linear.k.div_ceil(BLOCK_K as usize).div_ceil(self.split_k);
         let outputs = self.block.iter().product::<usize>() / OUTPUTS_PER_CLOCK;

@@ -17,6 +17,9 @@ const VEC_ELEMS: u32 = 8;
 /// Copies of a row.
 const ROW_VECS: u32 = BOX_K / VEC_ELEMS;
 
+/// Rows of gate, and of up, that alternate in a box of both.
+pub const GATE_ROWS: u32 = 8;
+
 /// A weight in global memory.
 #[derive(Clone, Copy)]
 pub struct Weight {
@@ -28,6 +31,8 @@ pub struct Weight {
     pub rows: u32,
     /// Columns.
     pub k: u32,
+    /// Whether the rows of boxes are [`GATE_ROWS`] of the first half and of the second in turn.
+    pub is_gated: bool,
 }
 
 /// The threads that copy a box together.
@@ -40,6 +45,16 @@ pub struct CopyThreads {
 }
 
 impl Weight {
+    /// The row of the weight that is row `row` of all boxes.
+    #[inline(always)]
+    fn row(&self, row: u32) -> u32 {
+        if !self.is_gated {
+            return row;
+        }
+        let (group, row) = (row / GATE_ROWS, row % GATE_ROWS);
+        group / 2 * GATE_ROWS + row + group % 2 * (self.rows / 2)
+    }
+
     /// Issues the thread's copies of a box: columns `k ..` of rows `first_row .. first_row +
     /// num_rows`, to rows `to ..` of `smem`. Rows past the last one are the last one; columns past
     /// the end zeros.
@@ -60,7 +75,7 @@ impl Weight {
         let (vec_idx, mut row) = (threads.thread % ROW_VECS, threads.thread / ROW_VECS);
         let column = k + vec_idx * VEC_ELEMS;
         while row < num_rows {
-            let (to, from) = (to + row, (first_row + row).min(self.rows - 1));
+            let (to, from) = (to + row, self.row((first_row + row).min(self.rows - 1)));
             let to = swizzle::<u16, BOX_K>(to, vec_idx);
             let from = from as usize * self.stride as usize + column as usize;
             // SAFETY: the caller's promise; nothing is read past a row's end.

@@ -135,9 +135,13 @@ pub trait Coords {}
 /// The coordinates of an element, 1 to 4 of them, and the instructions of that rank.
 #[cfg(target_arch = "nvptx64")]
 pub trait Coords {
+    /// [`tensor_load`].
     unsafe fn load(self, dst: u32, map: u64, mbarrier: u32, hint: u64);
+    /// [`tensor_load_multicast`].
     unsafe fn load_multicast(self, dst: u32, map: u64, mbarrier: u32, blocks: u16, hint: u64);
+    /// [`tensor_store`].
     unsafe fn store(self, map: u64, src: u32);
+    /// [`tensor_reduce_add`].
     unsafe fn reduce_add(self, map: u64, src: u32);
 }
 

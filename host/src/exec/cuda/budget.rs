@@ -111,7 +111,7 @@ struct Code {
 impl Code {
     fn new(gpu: Gpu, libraries: Libraries, plans: &[Plan]) -> Self {
         let tasks = plans.par_iter().map(|plan| {
-            let plan = lower::fused(plan, libraries);
+            let plan = lower::fused(plan, libraries, gpu);
             let encode = |spec: &cuda_std::tensor_map::TensorMapSpec| Ok(spec.emulated());
             // What cannot be lowered is refused when it is prepared.
             let addresses = Addresses::placeholder(&plan);

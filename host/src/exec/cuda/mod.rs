@@ -226,7 +226,7 @@ impl CudaExecutor {
     /// `plan` with its fused operations, in the executor's memory.
     fn place(&self, plan: &Plan) -> Result<Placed, ExecError> {
         make_current(self.context)?;
-        let plan = lower::fused(plan, self.libraries);
+        let plan = lower::fused(plan, self.libraries, self.gpu);
         let step_buffer = StepBuffer::new(&plan, self.gpu);
         let arena_layout = ArenaLayout::new(&plan);
         let fits = arena_layout.bytes() <= self.memory.arena.bytes()

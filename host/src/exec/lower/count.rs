@@ -22,9 +22,9 @@ impl LoweredPlan {
     /// # Errors
     /// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes.
     pub fn new(plan: &Plan, target: Target) -> Result<Self, ExecError> {
-        let plan = fused(plan, Libraries::default());
-        let addresses = Addresses::placeholder(&plan);
         let gpu = Gpu { target, ..Gpu::HOPPER };
+        let plan = fused(plan, Libraries::default(), gpu);
+        let addresses = Addresses::placeholder(&plan);
         let mut lowering = Lowering::new(&plan, &addresses, gpu, |_| Ok(EncodedTensorMap::NONE));
         let launches = plan.ops.iter().map(|op| Ok(lowering.op(op)?.len()));
         let launches = launches.collect::<Result<_, ExecError>>()?;

@@ -3,7 +3,7 @@
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use half::{bf16, f16};
 use kernels::gemm::layer::{Input, Layer, Operands, Part, Weight as LayerWeight};
-use kernels::gemm::{Summation, fp8::LinearFp8Small};
+use kernels::gemm::{Gpu, Summation, fp8::LinearFp8Small};
 
 use super::element::DeviceElement;
 use super::{Lowering, dtypes, sum_order};
@@ -63,8 +63,8 @@ pub(super) fn is_aligned(plan: &Plan, x: View) -> bool {
     [x.start, plan.tensor(x.tensor).width].iter().all(|n| n.is_multiple_of(F32_VECTOR))
 }
 
-/// Whether the launches of `op` compute the norm or the gate before it and the gate after it.
-pub(super) fn fuses(plan: &Plan, op: &Linear) -> bool {
+/// Whether the launches of `op` on `gpu` compute the norm or the gate before it and the gate after it.
+pub(super) fn fuses(plan: &Plan, op: &Linear, gpu: Gpu) -> bool {
     let weight = plan.weight(op.weight);
     let is_fp8 = weight.storage().is_some_and(Dtype::is_fp8);
     let gates = op.gate.into_iter().chain(op.gate_before.map(|(activation, _)| activation));
@@ -72,7 +72,7 @@ pub(super) fn fuses(plan: &Plan, op: &Linear) -> bool {
     is_aligned(plan, op.x)
         && has_gates
         && (is_fp8 || op.residual.is_none())
-        && layer(plan, op).fuses()
+        && layer(plan, op).fuses(gpu)
 }
 
 impl Lowering<'_> {

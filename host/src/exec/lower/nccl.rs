@@ -119,7 +119,7 @@ mod tests {
     /// Where ranks meet: symbols of kernels, and what NCCL adds.
     fn meetings(plan: &Plan, nccl: bool) -> Vec<String> {
         let libraries = Libraries { nccl, ..Libraries::default() };
-        let plan = fused(plan, libraries);
+        let plan = fused(plan, libraries, Gpu::HOPPER);
         let addresses = Addresses::placeholder(&plan);
         let encode = |spec: &cuda_std::tensor_map::TensorMapSpec| Ok(spec.emulated());
         let tasks = lower_with(libraries, &plan, &addresses, Gpu::HOPPER, encode).unwrap();

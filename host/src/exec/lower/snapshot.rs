@@ -183,7 +183,7 @@ fn line(plan: &Plan, target: Target) -> (String, String) {
         Target::Sm90a => Gpu::HOPPER,
         Target::Sm80 => Gpu { target, num_sms: 108, overlaps: false },
     };
-    let plan = fused(plan, Libraries::default());
+    let plan = fused(plan, Libraries::default(), gpu);
     let launches = lower(&plan, &Addresses::placeholder(&plan), gpu, |spec| Ok(spec.emulated()));
     let launches = match launches {
         Ok(launches) => launches.into_iter().flatten().collect::<Vec<_>>(),

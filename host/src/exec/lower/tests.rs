@@ -397,15 +397,18 @@ fn a_layer_of_a_decode_step_is_fused() {
     let [qwen, phi] = Decoder::REAL;
     let num_launches = |decoder: Decoder, max_seqs: usize| {
         let plan = decoder.plan(max_seqs, 1);
-        [layer_symbols(&plan).len(), layer_symbols(&fused(&plan, Libraries::default())).len()]
+        [
+            layer_symbols(&plan).len(),
+            layer_symbols(&fused(&plan, Libraries::default(), Gpu::HOPPER)).len(),
+        ]
     };
     for decoder in [qwen, phi] {
         for max_seqs in [1, MAX_FUSED_ROWS] {
             assert_eq!(num_launches(decoder, max_seqs), [10, 5], "{decoder:?}");
         }
     }
-    // More rows than fused linear layers have, and f32.
-    assert_eq!(num_launches(qwen, 32), [10, 8]);
+    // More rows than a norm is fused for, and f32.
+    assert_eq!(num_launches(qwen, 32), [10, 7]);
     assert_eq!(num_launches(Decoder { precision: Precision::F32, ..qwen }, 1), [10, 8]);
 }
 
@@ -435,15 +438,15 @@ fn what_is_off_is_launched_by_itself() {
         assert_eq!(num_launches(rows, "rope_append"), 1 + 10 + 6);
         assert_eq!(num_launches(rows, "residual"), 1 + 10 + 6);
     }
-    // More rows than a norm or a gate is fused for.
-    assert_eq!(num_launches(32, "on"), 1 + 8 + 6);
+    // More rows than a norm is fused for.
+    assert_eq!(num_launches(32, "on"), 1 + 7 + 6);
     assert_eq!(num_launches(32, "off"), 1 + 12 + 6);
     // Two norms of heads; in a prompt too.
     let qwen3 = Decoder { qk_norm: true, ..qwen };
     let num_launches = |fusion: &str| num_launches_of(qwen3, 1, fusion);
     let fusions = ["on", "off", "qk_norm", "rope_append", "rope_append,qk_norm"];
     assert_eq!(fusions.map(num_launches), [5, 14, 14, 12, 10].map(|of_layer| 1 + of_layer + 6));
-    let prompt = fused(&qwen3.plan(64, 64), Libraries::default());
+    let prompt = fused(&qwen3.plan(64, 64), Libraries::default(), Gpu::HOPPER);
     let names = prompt.ops.iter().map(Op::name).filter(|name| name.contains("rope"));
     assert_eq!(names.collect::<Vec<_>>(), ["norm_rope_append"]);
 }
@@ -453,7 +456,7 @@ fn what_the_fused_kernels_do_not_take_is_not_fused() {
     let num_fused = |change: fn(&mut Plan)| {
         let mut plan = Decoder::SMALL.plan(1, 1);
         change(&mut plan);
-        plan.ops.len() - fused(&plan, Libraries::default()).ops.len()
+        plan.ops.len() - fused(&plan, Libraries::default(), Gpu::HOPPER).ops.len()
     };
     assert_eq!(num_fused(|_| {}), 5);
     // A residual after a norm, and rows that are not aligned; a gate needs no norm.
@@ -477,7 +480,7 @@ fn a_router_is_fused_for_few_tokens_of_16_bits() {
         let bounds = Bounds { max_kv_len: 64, ..Bounds::one_sequence(rows) };
         let plan = model.plan(&numerics, bounds, 2).unwrap();
         let libraries = Libraries { gemm, ..Libraries::default() };
-        let names = fused(&plan, libraries).ops.into_iter().map(|op| op.name());
+        let names = fused(&plan, libraries, Gpu::HOPPER).ops.into_iter().map(|op| op.name());
         names.filter(|&name| name == "norm_route").count()
     };
     for precision in [Precision::F16, Precision::BF16] {

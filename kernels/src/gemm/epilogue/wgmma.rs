@@ -4,6 +4,7 @@
 //! to 64 columns: no warp waits for another.
 
 mod direct;
+pub mod gated;
 pub mod split_k;
 mod staged;
 

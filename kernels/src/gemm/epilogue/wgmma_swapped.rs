@@ -1,13 +1,14 @@
 //! The epilogue of swapped operands: a thread has two columns, eight apart, and two neighbouring
-//! rows of every eight rows of x.
+//! rows of every eight rows of x. With a gate the former are gate and up of one column.
 
 use super::wgmma::SUBTILE_REGS;
 use super::{Destination, Epilogue, Out};
+use crate::activation::Gate;
 use crate::gemm::mainloop::accumulators::Accumulators;
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 
-/// Columns of a warpgroup.
+/// Columns of a warpgroup, those of gate and of up together.
 pub struct Columns {
     /// The first one that it has accumulators of.
     pub first: u32,
@@ -27,11 +28,14 @@ struct Cells {
 
 impl Cells {
     #[inline(always)]
-    fn new(&Columns { first, start, end }: &Columns, num_rows: u32) -> Self {
+    fn new<G: Gate>(columns: &Columns, num_rows: u32) -> Self {
+        let parts = G::PARTS as u32;
+        let [first, start, end] = [columns.first, columns.start, columns.end].map(|x| x / parts);
         let warp_idx = warp::warp_idx() % 4;
-        let column = first + warp_idx * 16 + warp::lane_id() / 4;
+        let column = first + warp_idx * (16 / parts) + warp::lane_id() / 4;
         let columns = [column, column + 8];
-        let has_column = columns.map(|column| start <= column && column < end);
+        let mut has_column = columns.map(|column| start <= column && column < end);
+        has_column[1] &= parts == 1;
         Cells { columns, has_column, first_row: warp::lane_id() % 4 * 2, num_rows }
     }
 
@@ -51,16 +55,17 @@ impl<E: Operand16> Epilogue<Out<E>> {
     /// 1. The columns are inside, and no other warpgroup stores them; the outputs are as the kernel
     ///    requires.
     #[inline(always)]
-    pub unsafe fn store_swapped<A: Accumulators>(&self, columns: &Columns, acc: A) {
-        let cells = Cells::new(columns, self.num_rows);
+    pub unsafe fn store_swapped<A: Accumulators, G: Gate>(&self, columns: &Columns, acc: A) {
+        let cells = Cells::new::<G>(columns, self.num_rows);
         let Out { half, f32 } = self.out.ptr;
         let mut bias = [0.0; 2];
         let mut added = [0.0; SUBTILE_REGS];
         // SAFETY: cells are inside.
         unsafe {
             for i in 0..2 {
-                if cells.has_column[i] && !self.bias.is_null() {
-                    bias[i] = self.bias.get(cells.columns[i] as usize);
+                let (cell, part) = if G::PARTS == 1 { (i, 0) } else { (0, i as u32) };
+                if cells.has_column[cell] && !self.bias.is_null() {
+                    bias[i] = self.bias.get((part * self.n + cells.columns[cell]) as usize);
                 }
             }
             // The residual may be the output: all loads come before the first store.
@@ -72,15 +77,23 @@ impl<E: Operand16> Epilogue<Out<E>> {
                 });
             }
             acc.for_each_subtile(|_, values| {
-                let value = |i: usize| values[i] + bias[i / 2 % 2] + added[i];
-                if f32.address() != 0 {
+                let sum = |i: usize| values[i] + bias[i / 2 % 2] + added[i];
+                let value = |i: usize| {
+                    if G::PARTS == 1 {
+                        return sum(i);
+                    }
+                    // As the separate operations round.
+                    let [gate, up] = [sum(i), sum(i + 2)].map(|x| E::from_f32(x).to_f32());
+                    G::apply::<E>(gate, up)
+                };
+                if G::PARTS == 1 && f32.address() != 0 {
                     for_each_value::<A>(|i| {
                         if let Some(at) = cells.element(i, self.out.row_stride) {
                             f32.set(at, value(i));
                         }
                     });
                 } else if self.are_words(columns) {
-                    self.store_words::<A>(&cells, value);
+                    self.store_words::<A, G>(&cells, value);
                 } else {
                     for_each_value::<A>(|i| {
                         if let Some(at) = cells.element(i, self.out.row_stride) {
@@ -106,10 +119,14 @@ impl<E: Operand16> Epilogue<Out<E>> {
     /// # Safety
     /// 1. The whole warp calls this, converged, where outputs are words; cells are inside.
     #[inline(always)]
-    unsafe fn store_words<A: Accumulators>(&self, cells: &Cells, value: impl Fn(usize) -> f32) {
+    unsafe fn store_words<A: Accumulators, G: Gate>(
+        &self,
+        cells: &Cells,
+        value: impl Fn(usize) -> f32,
+    ) {
         let is_odd = warp::lane_id() / 4 % 2 == 1;
         unroll!(pair in 0..16, {
-            if (pair as u32) < A::COLUMNS / 4 {
+            if (pair as u32) < A::COLUMNS / 4 && pair % G::PARTS == 0 {
                 let (upper, lower) = (value(2 * pair), value(2 * pair + 1));
                 let got = warp::shuffle_xor(if is_odd { upper } else { lower }, 4);
                 let word = if is_odd { E::pack(got, lower) } else { E::pack(upper, got) };

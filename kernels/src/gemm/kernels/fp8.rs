@@ -22,6 +22,7 @@ mod select;
 pub use launcher::{Fp8Accumulate, LinearFp8, LinearFp8Operands};
 
 use super::sm90::persistent::{self, Accumulation, Layer};
+use crate::activation::NoGate;
 use crate::gemm::config::wgmma::*;
 use crate::gemm::epilogue::Matrix;
 use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SubtileScale};
@@ -324,5 +325,5 @@ pub unsafe fn gemm_e4m3_sm90<O: OutElement, T: WgmmaTile, L: Level<T>>(
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: as above.
-    unsafe { block.compute(Scaled::<L> { scales, level: PhantomData }) }
+    unsafe { block.compute::<_, NoGate>(Scaled::<L> { scales, level: PhantomData }) }
 }

@@ -134,6 +134,7 @@ pub unsafe fn gemm_16_streamed<
             stride: weight_stride,
             rows: num_parts * n,
             k: weight_k,
+            is_gated: false,
         },
         weight_map,
         tile_columns,

@@ -1,7 +1,8 @@
 //! GEMM of small batches and many columns on Hopper's tensor cores, with swapped operands ("swap
 //! A/B"): the weight's rows are the 64 rows of `wgmma`, the rows of x its 8 to 32 columns.
 //!
-//! Shapes    those of [`gemm_f16_sm90`](mod@super::sm90::gemm_f16_sm90), at most 32 rows.
+//! Shapes    those of [`gemm_f16_sm90`](mod@super::sm90::gemm_f16_sm90), also with a gate; at most 32
+//!           rows.
 //! Launch    persistent: at most one block an SM, block `(NUM_THREADS, 1, 1)`; the stages and their
 //!           barriers in dynamic shared memory.
 //! Numerics  those of `gemm_f16_sm90` without split-K, bit by bit.
@@ -10,7 +11,8 @@
 //!
 //! A tile is all rows of x and 64 to 128 columns of the output; the host chooses the columns so
 //! that all SMs get equal shares. One producer lane fills the stages by TMA: 64 columns of k of x
-//! and of the tile's rows of the weight. The consumers copy the weights of the first stages
+//! and of the tile's rows of the weight, with a gate eight of gate and eight of up in turn: a thread
+//! has accumulators of both. The consumers copy the weights of the first stages
 //! themselves, see [`box_copy`]. Two consumer warpgroups: the first has the first 64 columns of the
 //! tile; the second the last 64 rows of the stage, of which it stores those that the first one does
 //! not. No warps split k, so there are no partial sums to reduce: that reduction is what makes
@@ -24,6 +26,7 @@ mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::Swapped16;
 
+use crate::activation::{GATES, Gate, NoGate};
 use crate::gemm::config::wgmma::BLOCK_K;
 use crate::gemm::epilogue::wgmma_swapped::Columns;
 use crate::gemm::epilogue::{Epilogue, Matrix, Out};
@@ -36,7 +39,7 @@ use cuda_std::prelude::*;
 use cuda_std::wgmma::Accumulator;
 use half::{bf16, f16};
 
-/// Output columns of a warpgroup: the rows of `wgmma`.
+/// Rows of the weight of a warpgroup: the rows of `wgmma`.
 const WARPGROUP_COLUMNS: u32 = 64;
 
 /// Threads of a block: the last warp is the producer.
@@ -53,15 +56,19 @@ type Rows8 = [Accumulator<4>; 1];
 type Rows16 = [Accumulator<8>; 1];
 type Rows32 = [Accumulator<16>; 1];
 
-/// Tiles of `tile_columns` columns, of which block `i` has every `grid`-th one from `i` on.
+/// Tiles of `tile_columns` rows of the weight, of which block `i` has every `grid`-th from `i` on.
 ///
 /// # Safety
 /// 1. `num_rows` is one element, at most the rows of x, written by no launch that this one
-///    overlaps; the output holds that many rows of `n` columns at its stride; `bias` and `residual`
-///    are null or hold as much. The output is `out_f32`, or `out` if that is null.
+///    overlaps; the output holds that many rows of `n` columns at its stride; `bias` is null or
+///    holds an element for each row of the weight, `residual` is null or as the output. The output
+///    is `out_f32`, or `out` if that is null.
 /// 2. `x` is the tensor map of at most `A::COLUMNS` rows in boxes of as many; `weight_map` that of
 ///    `weight`, `n` rows in boxes of `tile_columns`, a multiple of 2 from 64 to 128; both
-///    of `k > 0` columns in boxes of 64, with 128-byte swizzle.
+///    of `k > 0` columns in boxes of 64, with 128-byte swizzle. With a gate `weight` has `2 * n`
+///    rows, of which boxes have [`GATE_ROWS`](box_copy::GATE_ROWS) of gate and of up in turn; `n`
+///    is a multiple of them and `tile_columns` of twice as many; the output is `out`, and
+///    `residual` is null.
 /// 3. The output is `residual`, or overlaps nothing that is read.
 /// 4. `num_copied` <= `num_ahead` <= `num_stages` <= the blocks of k of a tile.
 #[kernel(
@@ -70,12 +77,15 @@ type Rows32 = [Accumulator<16>; 1];
     overlaps,
     instances(
         E in [f16, bf16],
-        gemm_{E}_swapped_m8 = <E, Rows8>,
-        gemm_{E}_swapped_m16 = <E, Rows16>,
-        gemm_{E}_swapped_m32 = <E, Rows32>
+        G in GATES,
+        gemm_{E}_swapped_m8 = <E, Rows8, NoGate>,
+        gemm_{E}_swapped_m16 = <E, Rows16, NoGate>,
+        gemm_{E}_swapped_m32 = <E, Rows32, NoGate>,
+        gemm_{E}_swapped_m16_{G} = <E, Rows16, G>,
+        gemm_{E}_swapped_m32_{G} = <E, Rows32, G>
     )
 )]
-pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
+pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>, G: Gate>(
     num_rows: Global<u32>,
     n: u32,
     k: u32,
@@ -111,6 +121,7 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         k,
     };
     let first = KBlock { column: thread::block_idx_x() * tile_columns, k: 0 };
+    let weight_rows = n * G::PARTS as u32;
     // SAFETY: one element, that no launch writes.
     let num_rows = unsafe { num_rows.get(0) };
     let warpgroup_idx = warp::warpgroup_idx();
@@ -127,7 +138,7 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
                     ring.expect_x(stage);
                 } else {
                     // SAFETY: the stage is unused.
-                    unsafe { ring.load_weight(stage, k_block) };
+                    unsafe { ring.load_weight::<G>(stage, k_block) };
                 }
                 k_block = ring.next(k_block);
                 stage = ring.pipeline.next(stage);
@@ -147,9 +158,9 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
                     x_k_block = ring.next(x_k_block);
                     x_stage = ring.pipeline.next(x_stage);
                 }
-                while k_block.column < n {
+                while k_block.column < weight_rows {
                     ring.pipeline.wait_empty(stage);
-                    ring.load_weight(stage, k_block);
+                    ring.load_weight::<G>(stage, k_block);
                     ring.load_x(stage, k_block);
                     k_block = ring.next(k_block);
                     stage = ring.pipeline.next(stage);
@@ -159,7 +170,8 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
     } else {
         // 2. The consumers: they copy the weights of the first stages, then each warpgroup computes
         //    its columns of every tile.
-        let weight = Weight { elems: weight.cast(), stride: weight_stride, rows: n, k };
+        let (elems, stride) = (weight.cast(), weight_stride);
+        let weight = Weight { elems, stride, rows: weight_rows, k, is_gated: G::PARTS == 2 };
         // SAFETY: the stages are empty.
         unsafe { ring.copy_weights(weight, first, num_copied) };
         barrier::sync::<BARRIERS_ARE_MADE, NUM_THREADS>();
@@ -173,15 +185,15 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         let in_tile = warpgroup_idx * WARPGROUP_COLUMNS;
         let first_column = in_tile.min(stage_columns(tile_columns) - WARPGROUP_COLUMNS);
         let (mut column, mut stage) = (first.column, Stage::FIRST);
-        while column < n {
+        while column < weight_rows {
             // SAFETY: the consumers run through the producer's tiles; each column is stored once,
             // and is inside.
             unsafe {
                 let (acc, next_stage) = ring.multiply_tile::<A>(stage, first_column);
                 stage = next_stage;
                 let (first, start) = (column + first_column, column + in_tile);
-                let end = n.min(column + tile_columns);
-                epilogue.store_swapped(&Columns { first, start, end }, acc);
+                let end = weight_rows.min(column + tile_columns);
+                epilogue.store_swapped::<_, G>(&Columns { first, start, end }, acc);
             }
             column += thread::grid_dim_x() * tile_columns;
         }

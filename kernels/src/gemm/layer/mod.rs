@@ -12,7 +12,7 @@ pub use segments::{Part, Segment, segments};
 use super::fp8::LinearFp8Small;
 use super::quantised::prompt::QuantisedPrompt;
 use super::quantised::{BlockFormat, QuantisedLinear};
-use super::{Linear16, SumOrder, Summation};
+use super::{Gpu, Linear16, SumOrder, Summation};
 use gpu_types::{ALIGN_BYTES, Activation, Dtype, FP8_BLOCK};
 use half::f16;
 use segments::gated_format;
@@ -112,9 +112,9 @@ impl Layer {
         }
     }
 
-    /// Whether its launches compute what is before the layer and the gate after it, and not slower
-    /// than launches of their own.
-    pub fn fuses(&self) -> bool {
+    /// Whether its launches on `gpu` compute what is before the layer and the gate after it, and not
+    /// slower than launches of their own.
+    pub fn fuses(&self, gpu: Gpu) -> bool {
         let (is_normed, max_rows, k) = (self.input == Input::Normed, self.max_rows, self.k);
         let is_gated = self.gate.is_some();
         if let Input::Gated(_) = self.input {
@@ -122,9 +122,9 @@ impl Layer {
         }
         match (self.schedule(), &self.weight) {
             (Schedule::Stored, _) => {
-                let is_half = self.operand.is_half();
-                let is_small = self.summation.order != SumOrder::Tiles;
-                is_half && is_small && Linear16::fuses(max_rows, k, is_normed)
+                let &Layer { n, summation, gate, .. } = self;
+                let linear = Linear16 { max_rows, n, k, summation, gate };
+                self.operand.is_half() && linear.fuses(gpu, is_normed)
             }
             (Schedule::RoundedRows, _) => !is_gated,
             (Schedule::SmallBatch, &Weight::E4m3 { in_blocks, .. }) => {

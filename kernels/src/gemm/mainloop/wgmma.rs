@@ -1,10 +1,12 @@
 //! The mainloop: the producer loads stages of A and B by TMA, the consumers issue their MMAs.
 
 use super::accumulators::{Accumulators, AddParts, MAX_SUBTILES_N, Multiply};
+use crate::activation::Gate;
 use crate::gemm::config::wgmma::{ROW_BYTES, WgmmaTile, block_k};
+use crate::tile::box_copy::GATE_ROWS;
 use crate::tile::element::WgmmaOperand;
 use crate::tile::pipeline::{Pipeline, Stage};
-use cuda_std::bulk::CacheHint;
+use cuda_std::bulk::{CacheHint, Coords};
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, KMajor, MatrixDescriptor, Swizzle};
 
@@ -57,10 +59,10 @@ impl<E: WgmmaOperand> Mainloop<E> {
     /// 1. One thread of the block calls this, for the same tiles as the consumers, and then
     ///    [`Mainloop::finish`].
     /// 2. `a` and `b` are tensor maps with boxes of `block_k::<E>()` columns and the rows that a block
-    ///    loads.
+    ///    loads; with a gate those of `b` are [`GATE_ROWS`] of gate and of up in turn.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn load_tile<T: WgmmaTile>(
+    pub unsafe fn load_tile<T: WgmmaTile, A: Gate>(
         self,
         mut stage: Stage,
         [a, b]: [TensorMap; 2],
@@ -77,8 +79,16 @@ impl<E: WgmmaOperand> Mainloop<E> {
                 self.smem_b.offset(stage.stage_idx * T::BLOCK_N * const { block_k::<E>() });
             // SAFETY: the stage is empty in all blocks that the copies write to.
             unsafe {
-                load_rows(smem_a, a, [k, row_a], full_barrier, [T::BLOCK_M, T::CLUSTER_N]);
-                load_rows(smem_b, b, [k, row_b], full_barrier, [T::BLOCK_N, T::CLUSTER_M]);
+                let at = |row| [k as i32, (row_a + row) as i32];
+                load_rows(smem_a, a, at, full_barrier, [T::BLOCK_M, T::CLUSTER_N]);
+                let rows = [T::BLOCK_N, T::CLUSTER_M];
+                if A::PARTS == 1 {
+                    let at = |row| [k as i32, (row_b + row) as i32];
+                    load_rows(smem_b, b, at, full_barrier, rows);
+                } else {
+                    let at = |row| [k as i32, 0, 0, ((row_b + row) / (2 * GATE_ROWS)) as i32];
+                    load_rows(smem_b, b, at, full_barrier, rows);
+                }
             }
             k += const { block_k::<E>() };
             stage = self.pipeline.next(stage);
@@ -273,31 +283,34 @@ pub trait StageFactors: Copy {
     unsafe fn stage_scales(self, k_block: u32) -> Option<[f32; MAX_SUBTILES_N]>;
 }
 
-/// Loads `block_rows` rows; `blocks` blocks share them, and each multicasts its part to all.
+/// Loads `block_rows` rows, of which the box of row `i` is at `at(i)`; `blocks` blocks share them,
+/// and each multicasts its part to all.
 ///
 /// # Safety
 /// 1. `dst` is empty in all of these blocks.
 #[inline(always)]
 #[track_caller]
-unsafe fn load_rows<E: WgmmaOperand>(
+unsafe fn load_rows<E: WgmmaOperand, const RANK: usize>(
     dst: Shared<E>,
     map: TensorMap,
-    [k, row]: [u32; 2],
+    at: impl Fn(u32) -> [i32; RANK],
     full_barrier: Mbarrier,
     [block_rows, blocks]: [u32; 2],
-) {
+) where
+    [i32; RANK]: Coords,
+{
     // SAFETY: the caller's promise.
     unsafe {
         if blocks == 1 {
             let hint = CacheHint::EvictNormal;
-            bulk::tensor_load(dst, map, [k as i32, row as i32], full_barrier, hint);
+            bulk::tensor_load(dst, map, at(0), full_barrier, hint);
         } else {
             let rows = block_rows / blocks;
             let first_row = cluster::block_rank() * rows;
             bulk::tensor_load_multicast(
                 dst.offset(first_row * const { block_k::<E>() }),
                 map,
-                [k as i32, (row + first_row) as i32],
+                at(first_row),
                 full_barrier,
                 (1 << blocks) - 1,
                 CacheHint::EvictNormal,

@@ -2,8 +2,9 @@
 //! the consumers multiply, the weights as operand A.
 
 use super::accumulators::Multiply;
+use crate::activation::Gate;
 use crate::gemm::config::wgmma::{BLOCK_K, ROW_BYTES};
-use crate::tile::box_copy::{self, CopyThreads, Weight};
+use crate::tile::box_copy::{self, CopyThreads, GATE_ROWS, Weight};
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::{Pipeline, Stage};
 use cuda_std::bulk::CacheHint;
@@ -19,7 +20,7 @@ pub const SWIZZLE_ROWS: u32 = 8;
 /// A block of 64 columns of k of a tile.
 #[derive(Clone, Copy)]
 pub struct KBlock {
-    /// First column of the tile; `n` or more past the last tile.
+    /// First row of the weight of the tile; past the last tile no row of it.
     pub column: u32,
     /// First column of k.
     pub k: u32,
@@ -93,15 +94,20 @@ impl<E: Operand16> Ring<E> {
     /// # Safety
     /// 1. The stage is empty; one thread calls this, and then [`Ring::load_x`].
     #[inline(always)]
-    pub unsafe fn load_weight(&self, stage: Stage, k_block: KBlock) {
+    pub unsafe fn load_weight<G: Gate>(&self, stage: Stage, k_block: KBlock) {
         let full_barrier = self.pipeline.full_barrier(stage);
         full_barrier.arrive_expect_tx((self.x_rows + self.tile_columns) * ROW_BYTES);
         let first_row = stage.stage_idx * stage_columns(self.tile_columns);
         let rows = self.smem_weight.offset(first_row * BLOCK_K);
-        let origin = [k_block.k as i32, k_block.column as i32];
+        let (k, row, hint) = (k_block.k as i32, k_block.column, CacheHint::EvictFirst);
         // SAFETY: the caller's promise. Weights are read once.
         unsafe {
-            bulk::tensor_load(rows, self.weight, origin, full_barrier, CacheHint::EvictFirst);
+            if G::PARTS == 1 {
+                bulk::tensor_load(rows, self.weight, [k, row as i32], full_barrier, hint);
+            } else {
+                let origin = [k, 0, 0, (row / (2 * GATE_ROWS)) as i32];
+                bulk::tensor_load(rows, self.weight, origin, full_barrier, hint);
+            }
         }
     }
 

@@ -313,13 +313,47 @@ fn tiles_share_the_columns() {
 
 #[test]
 fn few_rows_are_fused_with_a_norm_or_a_gate() {
-    let fuses = |max_rows, k| Linear16::fuses(max_rows, k, true);
+    let fuses = |max_rows, k| Linear16::new(max_rows, 896, k).fuses(Gpu::HOPPER, true);
     assert!(fuses(MAX_FUSED_ROWS, 896) && fuses(MAX_FUSED_ROWS, 5120) && fuses(5, 8192));
     assert!(!fuses(MAX_FUSED_ROWS + 1, 896) && !fuses(6, 8192) && !fuses(1, 0));
     assert!(fuses(1, 32_768) && !fuses(1, 65_536) && !fuses(1, usize::MAX));
     // A gate needs none.
-    let gates = |max_rows, k| Linear16::fuses(max_rows, k, false);
+    let gates = |max_rows, k| gated([max_rows, 896, k]).fuses(A100, false);
     assert!(gates(MAX_FUSED_ROWS, 65_536) && !gates(MAX_FUSED_ROWS + 1, 896) && !gates(1, 0));
+}
+
+/// A layer with a gate.
+fn gated([max_rows, n, k]: [usize; 3]) -> Linear16 {
+    Linear16 { gate: SILU, ..Linear16::new(max_rows, n, k) }
+}
+
+/// By the kernel that computes gate and up alone.
+#[test]
+fn many_rows_are_fused_with_a_gate() {
+    // Qwen2.5-0.5B, Phi-3 Mini, Llama 2 7B, Qwen3-8B, Llama 3 8B.
+    for (n, k) in [(4864, 896), (8192, 3072), (11_008, 4096), (12_288, 4096), (14_336, 4096)] {
+        for rows in [9, 16, 32, 33, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192] {
+            let symbol = |n, gate| {
+                symbol_of(launch(Gpu::HOPPER, [rows, n, k], |linear, _| linear.gate = gate))
+            };
+            assert!(gated([rows, n, k]).fuses(Gpu::HOPPER, false), "{rows} x {n} x {k}");
+            assert_eq!(symbol(n, SILU), symbol(2 * n, None).to_owned() + "_silu");
+        }
+    }
+    let is_fused = |change: fn(&mut Linear16)| {
+        let mut linear = gated([512, 12_288, 4096]);
+        change(&mut linear);
+        linear.fuses(Gpu::HOPPER, false)
+    };
+    assert!(is_fused(|_| ()) && is_fused(|linear| linear.summation.order = SumOrder::Tiles));
+    assert!(!is_fused(|linear| linear.summation.order = SumOrder::SmallBatch));
+    assert!(!is_fused(|linear| linear.summation.accumulate = Accumulate::F16));
+    // Eight rows of gate and of up are loaded in turn; small weights have kernels of their own.
+    assert!(!is_fused(|linear| linear.n = 12_292));
+    assert!(!is_fused(|linear| (linear.max_rows, linear.n, linear.k) = (64, 512, 512)));
+    assert!(!gated([512, 12_288, 4096]).fuses(A100, false));
+    let refusal = refused(launch(Gpu::HOPPER, [512, 12_292, 4096], |linear, _| linear.gate = SILU));
+    assert_eq!(refusal.0, "n");
 }
 
 fn linear_f32([max_rows, n, k]: [usize; 3], x: kernels::Rows<f32>, num_sms: usize) -> Launched {

@@ -301,7 +301,7 @@ fn a_fused_norm_has_the_bits_of_the_separate_one() {
             let (normed, bias, out, magnitude) = (true, false, Out::F32, 0.01);
             let case =
                 Case { rows, k, weight, kernel, normed, bias, out, magnitude, pad: 0, ..TILES };
-            assert!(case.layer::<f16>(SumOrder::Fastest).fuses());
+            assert!(case.layer::<f16>(SumOrder::Fastest).fuses(gpu));
             check_fused::<f16>(case, seed as u64);
         }
     }

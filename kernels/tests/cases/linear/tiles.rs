@@ -1,12 +1,16 @@
 //! Tiles by `mma.sync` and by `wgmma`, also of rows in E4M3, and small batches with swapped
 //! operands.
 
+use super::small::check_fused;
 use super::{Case, Kernel, Out, Weight, weights};
 use crate::harness::*;
+use gpu_types::Activation;
 use half::{bf16, f16};
 use kernels::gemm::config::{MMA_TILES, TileConfig, WGMMA_TILES};
+use kernels::gemm::kernels::sm90;
 use kernels::gemm::{
-    Accumulate, Fp8Accumulate, Gpu, LinearFp8, LinearFp8Operands, Out16, SumOrder, WeightScales,
+    Accumulate, Fp8Accumulate, Gpu, Linear16, LinearFp8, LinearFp8Operands, Out16, SumOrder,
+    WeightScales,
 };
 
 /// A bare layer, tile by tile.
@@ -281,6 +285,31 @@ fn chosen_kernels_match_oracle() {
     }
 }
 
+/// Tiles that have gates: around their edges, and several of them a block.
+#[test]
+fn sm90_tiles_with_gates_match_the_separate_kernels() {
+    for gate in Activation::FUSED.map(Some) {
+        let linear = Linear16 { gate, ..Linear16::new(1, 8, 8) };
+        let tiles = WGMMA_TILES.iter().filter(|tile| sm90::takes(tile, &linear));
+        for (seed, tile) in (0..).zip(tiles) {
+            let ([block_m, block_n], [cluster_m, cluster_n]) = (tile.block, tile.cluster);
+            let (n, rows, kernel) = (block_n / 2, [block_m; 2], Kernel::Sm90(tile, 132));
+            let one = Case { rows, n, k: 64, gate, kernel, ..PLAIN };
+            let rows = [block_m + 1, block_m + 9];
+            let more = Case { rows, n: n + 8, k: 72, pad: 8, out_pad: 3, bias: true, ..one };
+            let less = Case { rows: [block_m - 1, block_m], n: n - 8, k: 56, bias: true, ..one };
+            let rows = [2 * cluster_m * block_m + 5, 3 * cluster_m * block_m];
+            let kernel = Kernel::Sm90(tile, 2 * cluster_m * cluster_n);
+            let several = Case { rows, n: cluster_n * n + 8, k: 200, kernel, ..more };
+            for case in [one, more, less, Case { rows: [17, block_m], n: 8, k: 8, ..less }] {
+                check_fused::<f16>(case, seed);
+            }
+            check_fused::<f16>(several, seed);
+            check_fused::<bf16>(Case { out_pad: 0, ..several }, seed);
+        }
+    }
+}
+
 /// A layer of one tile of 64 columns a block, with swapped operands.
 const SWAPPED: Case =
     Case { rows: [8, 8], n: 128, k: 136, kernel: Kernel::Swapped(2), ..Case::ONE_ROW };
@@ -324,6 +353,32 @@ fn swapped_operands_match_oracle_and_tiles() {
         let case = Case { rows: [rows; 2], n: 600, k: 584, ..SWAPPED };
         check_swapped::<f16>(case, seed);
         check_swapped::<bf16>(Case { out: Out::Half, ..case }, seed);
+    }
+}
+
+#[test]
+fn swapped_operands_with_a_gate_match_the_separate_kernels() {
+    for (at, rows) in [0_usize, 1, 9, 16, 17, 31, 32].into_iter().enumerate() {
+        let gate = Some(Activation::FUSED[at % 2]);
+        let case = Case { rows: [rows, rows.max(9)], gate, out: Out::Half, ..SWAPPED };
+        // Outputs one by one, and in words.
+        for (n, out_pad) in [(8, 3), (64, 4), (200, 0)] {
+            let case = Case { n, out_pad, bias: at % 2 == 0, ..case };
+            check_fused::<f16>(case, at as u64);
+            check_fused::<bf16>(Case { gate: Some(Activation::FUSED[1 - at % 2]), ..case }, 1);
+        }
+    }
+    // Of 64 to 128 rows of the weight on two multiprocessors, and several tiles a block.
+    let base = Case { rows: [31, 32], gate: super::SILU, out: Out::Half, ..SWAPPED };
+    for n in [56, 72, 96, 128, 136, 304] {
+        check_fused::<f16>(Case { n, ..base }, n as u64);
+    }
+    // Around an MMA, a stage, and all stages twice.
+    for (at, k) in [8, 24, 64, 72, 520, 1096].into_iter().enumerate() {
+        check_fused::<f16>(Case { k, n: 152, ..base }, at as u64);
+    }
+    for seed in simt::seeds() {
+        check_fused::<bf16>(Case { rows: [16; 2], n: 304, k: 584, ..base }, seed);
     }
 }
 

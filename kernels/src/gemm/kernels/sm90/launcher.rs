@@ -2,6 +2,7 @@
 
 use super::gemm_f16_sm90::{self, Instance};
 use crate::Rows;
+use crate::activation::gate_of;
 use crate::gemm::config::TileConfig;
 use crate::gemm::config::wgmma::BLOCK_K;
 use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SUBTILE_ROWS};
@@ -25,7 +26,8 @@ pub(in crate::gemm) fn promoted(spec: TensorMapSpec) -> TensorMapSpec {
 /// [`Linear16::launch`].
 ///
 /// # Errors
-/// As [`Linear16::launch`], and for bf16 operands in a configuration with f16 accumulators.
+/// As [`Linear16::launch`], and for bf16 operands in a configuration with f16 accumulators, or a gate
+/// in one that has none.
 pub fn launch<E: Operand16>(
     config: &TileConfig,
     linear: &Linear16,
@@ -36,12 +38,13 @@ pub fn launch<E: Operand16>(
 ) -> Result<Option<Launch>, LaunchError> {
     linear.check(operands)?;
     let &Linear16 { max_rows, n, k, .. } = linear;
-    let Some(geometry) = geometry(config, [max_rows, n], num_sms)? else { return Ok(None) };
-    let x = linear.plain_input(operands)?;
+    let outputs = [max_rows, linear.weight_rows()];
+    let Some(geometry) = geometry(config, outputs, num_sms)? else { return Ok(None) };
+    let x = linear.grouped_input(operands)?;
     let [block_m, block_n] = config.block;
     let [cluster_m, cluster_n] = config.cluster;
     let a = tensor_map(&x, [max_rows, k], [block_m / cluster_n, BLOCK_K as usize]);
-    let b = tensor_map(&operands.weight, [n, k], [block_n / cluster_m, BLOCK_K as usize]);
+    let b = linear.weight_map(&operands.weight, [block_n / cluster_m, BLOCK_K as usize]);
     let operand_maps = [a, b].map(|spec| maps(&promoted(spec)));
     let launch = match &operands.out {
         Out16::F32(out) => {
@@ -54,6 +57,14 @@ pub fn launch<E: Operand16>(
         }
     };
     launch.map(Some)
+}
+
+/// Whether there are instances in a configuration with the layer's gate, or without one.
+#[must_use]
+pub fn takes(config: &TileConfig, linear: &Linear16) -> bool {
+    let is_it =
+        |instance: Instance| (instance.t(), gate_of(instance.a())) == (config.tile, linear.gate);
+    Instance::find(is_it).is_some()
 }
 
 /// The tensor map of 16-bit outputs, if their rows are 16-byte aligned.
@@ -80,9 +91,16 @@ fn launch_to<E: Operand16, O: OutElement>(
     [a, b]: [EncodedTensorMap; 2],
     (out, out_map): (&Rows<O>, EncodedTensorMap),
 ) -> Result<Launch, LaunchError> {
-    let types = (config.tile, TypeId::of::<E>(), TypeId::of::<O>());
-    let is_it = |instance: Instance| (instance.t(), instance.e(), instance.o()) == types;
-    let instance = Instance::find(is_it).ok_or(Linear16::F16_ACCUMULATORS_OF_BF16)?;
+    let types = (config.tile, TypeId::of::<E>(), TypeId::of::<O>(), linear.gate);
+    let is_it = |instance: Instance| {
+        (instance.t(), instance.e(), instance.o(), gate_of(instance.a())) == types
+    };
+    let Some(instance) = Instance::find(is_it) else {
+        return match linear.gate {
+            None => Err(Linear16::F16_ACCUMULATORS_OF_BF16),
+            Some(_) => refuse("rows", linear.max_rows, "at most 8 for this gated layer"),
+        };
+    };
     let BiasAndResidual { bias, residual, residual_stride } =
         BiasAndResidual::new(operands.bias, operands.residual)?;
     let args = gemm_f16_sm90::Args {

@@ -1,9 +1,12 @@
 //! The body of the persistent, warp-specialised kernels: how a block's tiles are computed, whatever
 //! the operands' type and the way of accumulating.
 
+use crate::activation::Gate;
 use crate::gemm::config::wgmma::WgmmaTile;
 use crate::gemm::epilogue::wgmma::split_k::Exchange;
-use crate::gemm::epilogue::wgmma::{OutElement, Output, STAGING_BYTES, SubtileScale, WarpOutput};
+use crate::gemm::epilogue::wgmma::{
+    OutElement, Output, STAGING_BYTES, SubtileScale, WarpOutput, gated,
+};
 use crate::gemm::epilogue::{Epilogue, Matrix};
 use crate::gemm::mainloop::accumulators::Accumulators;
 use crate::gemm::mainloop::wgmma::Mainloop;
@@ -68,15 +71,15 @@ pub struct Layer<O> {
     pub num_rows: Global<u32>,
     /// Upper bound of the rows.
     pub max_rows: u32,
-    /// Columns of the output.
+    /// Rows of the weight: columns of the output, or twice as many with a gate.
     pub n: u32,
     /// Columns of A and B.
     pub k: u32,
     /// `[n]`, or null.
     pub bias: Global<f32>,
-    /// `[max_rows, n]`, or null.
+    /// Of the output's shape, or null.
     pub residual: Matrix<Global<f32>>,
-    /// `[max_rows, n]`.
+    /// The output.
     pub out: Matrix<GlobalMut<O>>,
     /// The input as a tensor map.
     pub a: TensorMap,
@@ -184,7 +187,7 @@ where
     /// 1. As [`prepare`]; the launches before are waited for.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn compute<A: Accumulation<E, T>>(self, accumulation: A) {
+    pub unsafe fn compute<A: Accumulation<E, T>, G: Gate>(self, accumulation: A) {
         let Block { layer, mainloop, exchange, smem, is_producer, mut tile, mut tiles, .. } = self;
         let Layer { num_rows, n, bias, residual, out, a, b, out_map, .. } = layer;
         let warpgroup_idx = warp::warpgroup_idx();
@@ -198,7 +201,7 @@ where
             if is_producer {
                 while let Some(origin) = tile {
                     // SAFETY: the tensor maps are those of this configuration.
-                    stage = unsafe { mainloop.load_tile::<T>(stage, [a, b], origin) };
+                    stage = unsafe { mainloop.load_tile::<T, G>(stage, [a, b], origin) };
                     tile = tiles.next();
                 }
                 if T::CLUSTER_TILES > 1 {
@@ -218,7 +221,7 @@ where
             let staging = smem.offset(T::STAGING_AT + warp_idx * STAGING_BYTES).cast();
             // SAFETY: `num_rows` is one element; the load overlaps the MMAs.
             let num_rows = unsafe { num_rows.get(0) };
-            let epilogue = Epilogue { num_rows, n, bias, residual, out };
+            let epilogue = Epilogue { num_rows, n: n / G::PARTS as u32, bias, residual, out };
             let output = Output { epilogue, out_map };
             if thread::thread_idx_x() == 0 {
                 O::prefetch(&output);
@@ -240,13 +243,16 @@ where
                     if T::SPLIT_K == 1 {
                         // Not a closure, which LLVM would not inline into f32 outputs.
                         unroll!(subtile in 0..4, {
-                            if (subtile as u32) < T::Acc::NUM_SUBTILES {
-                                let at = T::subtile_origin(first_subtile + subtile as u32);
-                                let origin = [row + at[0], column + at[1]];
+                            let at = T::subtile_origin(first_subtile + subtile as u32);
+                            let origin = [row + at[0], column + at[1]];
+                            if (subtile as u32) >= T::Acc::NUM_SUBTILES {
+                            } else if G::PARTS == 1 {
                                 let columns = T::Acc::subtile_columns(subtile as u32);
                                 let values = acc.subtile(subtile as u32);
                                 let scale = A::subtile_scale(&scales, subtile as u32);
                                 O::store_subtile(&mut output, origin, columns, &values, &scale);
+                            } else if subtile as u32 % T::Acc::SUBTILES_N % 2 == 0 {
+                                gated::store_pair::<_, _, G>(&mut output, origin, &acc, subtile);
                             }
                         });
                     } else {

@@ -2,11 +2,13 @@
 
 use super::gemm_16_swapped::{self, Instance};
 use super::{NUM_THREADS, Rows8, Rows16, Rows32, WARPGROUP_COLUMNS};
+use crate::activation::gate_of;
 use crate::gemm::config::wgmma::{BLOCK_K, MAX_SHARED_BYTES, ROW_BYTES};
 use crate::gemm::mainloop::accumulators::Accumulators;
 use crate::gemm::mainloop::wgmma_swapped::{SWIZZLE_ROWS, stage_columns};
 use crate::gemm::problem::{BiasAndResidual, refuse, tensor_map};
 use crate::gemm::{Gpu, Linear16, Linear16Operands};
+use crate::tile::box_copy::GATE_ROWS;
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::Pipeline;
 use core::any::TypeId;
@@ -22,7 +24,7 @@ const MAX_STAGES: usize = 8;
 const K_BLOCKS_PER_COPY: usize = 7;
 const MAX_COPIED: usize = 4;
 
-/// Columns of a tile.
+/// Columns of a tile, of gate and of up together.
 const MIN_COLUMNS: usize = WARPGROUP_COLUMNS as usize;
 const MAX_COLUMNS: usize = 2 * MIN_COLUMNS;
 
@@ -41,18 +43,23 @@ impl Swapped16 {
     /// Most rows.
     pub const MAX_ROWS: usize = 32;
 
-    /// Whether the batch is small enough, and there are more than 56 columns for each SM.
+    /// Whether the batch is small enough, and there are more than 56 rows of the weight for each SM.
     pub const fn fills(&self, num_sms: usize) -> bool {
-        self.0.max_rows <= Self::MAX_ROWS && self.0.n > num_sms * (MIN_COLUMNS - 8)
+        self.0.max_rows <= Self::MAX_ROWS && self.0.weight_rows() > num_sms * (MIN_COLUMNS - 8)
     }
 
     /// Columns of a tile that give all SMs equal shares: an even number where a block has several
-    /// tiles, otherwise a multiple of 8. Two tiles of 122 columns are 2 % faster than two of 128,
-    /// but one tile of 126 is 3 % slower than one of 128.
+    /// tiles, otherwise a multiple of 8, with a gate always of 16. Two tiles of 122 columns are 2 %
+    /// faster than two of 128, but one tile of 126 is 3 % slower than one of 128.
     fn tile_columns(&self, num_sms: usize) -> usize {
-        let num_tiles = self.0.n.div_ceil(num_sms * MAX_COLUMNS).max(1);
-        let multiple = if num_tiles > 1 { 2 } else { SWIZZLE_ROWS as usize };
-        let columns = self.0.n.div_ceil(num_sms * num_tiles).next_multiple_of(multiple);
+        let weight_rows = self.0.weight_rows();
+        let num_tiles = weight_rows.div_ceil(num_sms * MAX_COLUMNS).max(1);
+        let multiple = match self.0.gate {
+            Some(_) => 2 * GATE_ROWS as usize,
+            None if num_tiles > 1 => 2,
+            None => SWIZZLE_ROWS as usize,
+        };
+        let columns = weight_rows.div_ceil(num_sms * num_tiles).next_multiple_of(multiple);
         columns.max(MIN_COLUMNS)
     }
 
@@ -70,19 +77,22 @@ impl Swapped16 {
     ) -> Result<Option<Launch>, LaunchError> {
         self.0.check(operands)?;
         let Linear16 { max_rows, n, k, .. } = self.0;
-        let x = self.0.plain_input(operands)?;
-        let mut accumulators = ACCUMULATORS.into_iter();
-        let Some((x_rows, accumulator)) = accumulators.find(|&(rows, _)| max_rows <= rows) else {
+        let x = self.0.grouped_input(operands)?;
+        let instance_of = |(x_rows, accumulator)| {
+            let types = (TypeId::of::<E>(), accumulator, self.0.gate);
+            let is_it = |i: Instance| (i.e(), i.a(), gate_of(i.g())) == types;
+            Instance::find(is_it).map(|instance| (x_rows, instance))
+        };
+        // The fewest rows have no instance with a gate.
+        let mut enough = ACCUMULATORS.into_iter().filter(|&(rows, _)| max_rows <= rows);
+        let Some((x_rows, instance)) = enough.find_map(instance_of) else {
             return refuse("rows", max_rows, "at most 32");
         };
-        let is_it =
-            |instance: Instance| (instance.e(), instance.a()) == (TypeId::of::<E>(), accumulator);
-        let instance = Instance::find(is_it).expect("instances of all accumulators");
         if max_rows == 0 || n == 0 {
             return Ok(None);
         }
         let columns = self.tile_columns(gpu.num_sms);
-        let num_blocks = n.div_ceil(columns).min(gpu.num_sms);
+        let num_blocks = self.0.weight_rows().div_ceil(columns).min(gpu.num_sms);
         let barrier_bytes = Pipeline::num_words(1) as usize * size_of::<u64>();
         let stage_rows = x_rows + stage_columns(columns as u32) as usize;
         let stage_bytes = stage_rows * ROW_BYTES as usize + barrier_bytes;
@@ -96,7 +106,7 @@ impl Swapped16 {
             Geometry::new([num_blocks, 1, 1], NUM_THREADS as usize, num_stages * stage_bytes)?;
         let block_k = BLOCK_K as usize;
         let x_map = maps(&tensor_map(&x, [max_rows, k], [x_rows, block_k]));
-        let weight_map = maps(&tensor_map(&operands.weight, [n, k], [columns, block_k]));
+        let weight_map = maps(&self.0.weight_map(&operands.weight, [columns, block_k]));
         let (out, out_f32, out_stride) = operands.out.args()?;
         let BiasAndResidual { bias, residual, residual_stride } =
             BiasAndResidual::new(operands.bias, operands.residual)?;
