@@ -34,10 +34,6 @@ pub(super) trait KvSource {
     /// Whether a new token's K and V can be stored to a slot.
     const APPENDS: bool;
 
-    /// Whether two slots hold the warps' results, so that the others take tiles of the next item
-    /// meanwhile.
-    const FLOWS: bool;
-
     /// Issues the copies of the warp's keys of the tile of K, or of V, that starts at key `first`
     /// in page `page`; those that are not in `keys` become zeros.
     ///
@@ -76,10 +72,6 @@ impl<E: AttentionElement, const ROWS: usize, const PANELS: usize> KvSource
     const SLOT_ELEMS: u32 = Self::Tile::BLOCK_N * Self::Tile::WIDTH;
     const WARP_ELEMS: u32 = Self::Tile::KEYS * PANEL_COLUMNS;
     const APPENDS: bool = Self::Tile::COLUMN_PARTS == 1;
-    const FLOWS: bool = {
-        let results = NUM_WARPS / Self::Tile::COLUMN_PARTS * Self::Tile::ROWS * Self::Tile::WIDTH;
-        results * 4 <= 2 * Self::SLOT_ELEMS * size_of::<E>() as u32
-    };
 
     /// The lanes of a copy read whole lines: eight vectors of a row, or a row that is no multiple of
     /// eight.
@@ -152,8 +144,8 @@ pub(super) const fn num_slots(panels: usize) -> u32 {
 }
 
 /// Page ids of a sequence: of 32 consecutive pages, one a lane.
-#[derive(Clone, Copy)]
-pub(super) struct PageIds {
+struct PageIds {
+    table: Global<u32>,
     first: u32,
     id: u32,
 }
@@ -164,11 +156,11 @@ impl PageIds {
     /// # Safety
     /// 1. `table` holds the pages.
     #[inline(always)]
-    pub unsafe fn load(table: Global<u32>, page: u32) -> Self {
+    unsafe fn load(table: Global<u32>, page: u32) -> Self {
         let first = page.saturating_sub(warp::WARP_SIZE - 1);
         let lane_page = (first + warp::lane_id()).min(page);
         // SAFETY: the caller's promise.
-        PageIds { first, id: unsafe { table.get(lane_page as usize) } }
+        PageIds { table, first, id: unsafe { table.get(lane_page as usize) } }
     }
 
     /// The id of `page`, the last that was asked for or one before it.
@@ -176,77 +168,62 @@ impl PageIds {
     /// # Safety
     /// As [`PageIds::load`].
     #[inline(always)]
-    unsafe fn get(&mut self, table: Global<u32>, page: u32) -> u32 {
+    unsafe fn get(&mut self, page: u32) -> u32 {
         if page < self.first {
             // SAFETY: the caller's promise.
-            *self = unsafe { PageIds::load(table, page) };
+            *self = unsafe { PageIds::load(self.table, page) };
         }
         warp::shuffle_idx(self.id, page - self.first)
     }
 }
 
-/// The tiles of a range of keys of a sequence, which are copied from the last to the first.
-pub(super) struct Tiles {
-    /// The sequence's row of the block table.
-    pub table: Global<u32>,
-    pub cache: Cache,
-    /// First key of the tile that is copied next.
-    pub key: u32,
-    /// Tiles of K left to copy.
-    pub num_left: u32,
-    /// Keys that are copied; the others are zeros.
-    pub keys: Range<u32>,
-}
-
-/// The ring, over the tiles of one range of keys after the other.
+/// The ring, over the tiles of a range of keys, from the last to the first.
 pub(super) struct KvRing<S: KvSource> {
     smem: Shared<S::Element>,
     pools: [Global<S::Element>; 2],
-    tiles: Tiles,
+    cache: Cache,
     pages: PageIds,
-    /// Whether the tile of V at the next key is copied next, after that of K.
+    /// Keys that are copied; the others are zeros.
+    keys: Range<u32>,
+    /// First key of the tile that is copied next.
+    copy_key: u32,
+    /// Tiles of K left to copy.
+    copies_left: u32,
+    /// Whether the tile of V at `copy_key` is copied next, after that of K.
     copies_v: bool,
-    /// The slot that is filled next; in the main loop the one before that which is read next.
+    /// The slot that is filled next, the one before that which is read next.
     copy_slot: u32,
-    /// Copies since [`KvRing::begin`].
-    num_ahead: u32,
 }
 
 impl<S: KvSource> KvRing<S> {
-    /// The ring of no tiles. `pools` are those of K and V.
+    /// The ring over `num_tiles` tiles, the last of which starts at key `last_tile`; only `keys`
+    /// are copied. `pools` are those of K and V.
     ///
     /// # Safety
     /// 1. `smem` holds [`KvSource::NUM_SLOTS`] slots, which only this ring writes while it is used.
+    /// 2. `table` is the sequence's row of the block table, and holds the pages of the tiles; the
+    ///    pools hold them.
     #[inline(always)]
     pub unsafe fn new(
         smem: Shared<S::Element>,
         pools: [Global<S::Element>; 2],
         table: Global<u32>,
+        cache: Cache,
+        [last_tile, num_tiles]: [u32; 2],
+        keys: Range<u32>,
     ) -> Self {
-        let cache = Cache { num_kv_heads: 0, kv_head: 0, head_dim: 0, aligned: false };
-        let tiles = Tiles { table, cache, key: 0, num_left: 0, keys: 0..0 };
-        let pages = PageIds { first: 0, id: 0 };
-        KvRing { smem, pools, tiles, pages, copies_v: false, copy_slot: 0, num_ahead: 0 }
-    }
-
-    /// Goes on with `tiles`, after all others were copied.
-    ///
-    /// # Safety
-    /// 1. The table holds the pages of the tiles, of which `pages` are the last; the pools hold them.
-    #[inline(always)]
-    pub unsafe fn begin(&mut self, tiles: Tiles, pages: PageIds) {
-        (self.tiles, self.pages, self.num_ahead) = (tiles, pages, 0);
-    }
-
-    /// Copies as many tiles as the first [`KvRing::wait`] has to find on their way.
-    ///
-    /// # Safety
-    /// 1. No thread reads a slot.
-    #[inline(always)]
-    pub unsafe fn fill(&mut self) {
-        while self.num_ahead < S::NUM_SLOTS - 1 {
-            // SAFETY: the caller's promise.
-            unsafe { self.copy(|_| ()) };
+        // SAFETY: the caller's promise.
+        let pages = unsafe { PageIds::load(table, last_tile / PAGE_SIZE) };
+        KvRing {
+            smem,
+            pools,
+            cache,
+            pages,
+            keys,
+            copy_key: last_tile,
+            copies_left: num_tiles,
+            copies_v: false,
+            copy_slot: 0,
         }
     }
 
@@ -255,73 +232,50 @@ impl<S: KvSource> KvRing<S> {
         if slot + 1 == S::NUM_SLOTS { 0 } else { slot + 1 }
     }
 
-    #[inline(always)]
-    fn slot(&self, slot: u32) -> Shared<S::Element> {
-        self.smem.offset(slot * S::SLOT_ELEMS)
-    }
-
-    /// The next two slots that are read, or else the two that no copy is on its way to.
-    #[inline(always)]
-    pub fn two_slots(&self, are_read: bool) -> [Shared<S::Element>; 2] {
-        let first = if are_read { Self::next(self.copy_slot) } else { self.copy_slot };
-        [self.slot(first), self.slot(Self::next(first))]
-    }
-
-    /// Issues the copies of the next tile and closes their group. Where all were copied, there may be
-    /// more after `go_on`.
+    /// Issues the copies of the next tile, if there is one, and closes their group.
     ///
     /// # Safety
     /// 1. The lanes of the warp have read the slot's last tile, and are converged.
     #[inline(always)]
-    unsafe fn copy(&mut self, go_on: impl FnOnce(&mut Self)) {
-        if self.tiles.num_left == 0 {
-            go_on(self);
-        }
-        if self.tiles.num_left > 0 {
-            let slot = self.slot(self.copy_slot);
+    pub unsafe fn copy(&mut self) {
+        if self.copies_left > 0 {
+            let slot = self.smem.offset(self.copy_slot * S::SLOT_ELEMS);
             let [k_pool, v_pool] = self.pools;
             let pool = if self.copies_v { v_pool } else { k_pool };
-            let Self { copies_v, tiles: Tiles { table, ref cache, key, ref keys, .. }, .. } = *self;
-            // SAFETY: the promises of the caller and of `begin`.
+            let Self { copies_v, copy_key, ref cache, ref keys, .. } = *self;
+            // SAFETY: the promises of the caller and of `new`.
             unsafe {
-                let page = self.pages.get(table, key / PAGE_SIZE);
-                S::copy_tile(slot, pool, copies_v, cache, page, key, keys);
+                let page = self.pages.get(copy_key / PAGE_SIZE);
+                S::copy_tile(slot, pool, copies_v, cache, page, copy_key, keys);
             }
             if self.copies_v {
-                self.tiles.key = key.wrapping_sub(S::Tile::BLOCK_N);
-                self.tiles.num_left -= 1;
+                self.copy_key = self.copy_key.wrapping_sub(S::Tile::BLOCK_N);
+                self.copies_left -= 1;
             }
             self.copies_v = !self.copies_v;
         }
         cp_async::commit();
         self.copy_slot = Self::next(self.copy_slot);
-        self.num_ahead += 1;
     }
 
-    /// Waits for the next tile, refills the slot of the tile before it unless this is the `last` one,
-    /// and returns the tile at the warp's first key.
+    /// Waits for the next tile, refills the slot of the tile before it, and returns the tile at
+    /// the warp's first key.
     ///
     /// # Safety
-    /// 1. [`KvRing::fill`] was called before the first tile of a range of keys.
+    /// 1. [`KvRing::copy`] was called `NUM_SLOTS - 1` times before the first tile.
     /// 2. The lanes are converged and have read the tile before. Warps that share keys all call
     ///    this.
     #[inline(always)]
-    pub unsafe fn wait(
-        &mut self,
-        is_last: bool,
-        go_on: impl FnOnce(&mut Self),
-    ) -> Shared<S::Element> {
+    pub unsafe fn wait(&mut self) -> Shared<S::Element> {
         cp_async::wait(S::NUM_SLOTS - 2);
         match const { S::Tile::COLUMN_PARTS } {
             1 => warp::sync_warp(),
             // What the other warps of the same keys have copied, too.
             _ => thread::sync_threads(),
         }
-        let slot = self.slot(Self::next(self.copy_slot));
-        if !is_last {
-            // SAFETY: the slot before this one is read, by the caller's promise.
-            unsafe { self.copy(go_on) };
-        }
+        let slot = self.smem.offset(Self::next(self.copy_slot) * S::SLOT_ELEMS);
+        // SAFETY: the slot before this one is read, by the caller's promise.
+        unsafe { self.copy() };
         slot.offset(warp::warp_idx() / S::Tile::COLUMN_PARTS * S::WARP_ELEMS)
     }
 }

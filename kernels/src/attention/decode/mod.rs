@@ -33,13 +33,12 @@ use super::combine::{SplitResults, store_out};
 use super::head_dims::column_parts;
 #[cfg(not(target_arch = "nvptx64"))]
 use super::kv_ring::num_slots;
-use super::kv_ring::{Dense, KvRing, KvSource, PageIds, Tiles};
+use super::kv_ring::{Dense, KvSource};
 use super::tile::{
     AttentionElement, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, ROW_UNIT, WarpTile, is_aligned,
 };
 use super::work::{DecodeItem, ITEM_WORDS};
 use crate::attention::head_dims::{HALF_HEAD_DIMS, HEAD_DIMS};
-use crate::kv_cache::PAGE_SIZE;
 use crate::qk_norm::Weights;
 use crate::tile::last_block::is_last;
 use core::f32::consts::LOG2_E;
@@ -49,9 +48,8 @@ use half::{bf16, f16};
 /// Elements of the ring of K and V, whose memory partial results take after the main loop.
 const fn kv_elems<S: KvSource>() -> u32 {
     let (rows, width) = (S::Tile::ROWS, S::Tile::WIDTH);
-    let num_warps = NUM_WARPS / S::Tile::COLUMN_PARTS;
-    let of_warps = 2 * WarpResults::half_elems(num_warps, rows, width);
-    let of_splits = SplitResults::shared_elems(rows);
+    let (of_warps, of_splits) =
+        (NUM_WARPS / S::Tile::COLUMN_PARTS * rows * (width + 2), SplitResults::shared_elems(rows));
     let words = if of_warps > of_splits { of_warps } else { of_splits };
     let (of_results, of_ring) =
         (words * 4 / size_of::<S::Element>() as u32, S::NUM_SLOTS * S::SLOT_ELEMS);
@@ -62,8 +60,7 @@ const fn kv_elems<S: KvSource>() -> u32 {
 #[cfg(not(target_arch = "nvptx64"))]
 const fn shared_bytes_of<S: KvSource>() -> usize {
     let elems = S::Tile::ROWS * S::Tile::WIDTH + kv_elems::<S>();
-    let stats = WarpResults::stats_elems(S::Tile::ROWS);
-    let words = stats + NUM_WARPS * S::Tile::SCRATCH + 2 * ITEM_WORDS;
+    let words = NUM_WARPS * S::Tile::SCRATCH + 2 * ITEM_WORDS;
     elems as usize * size_of::<S::Element>() + 4 * words as usize
 }
 
@@ -75,8 +72,7 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize
     let slot_rows = num_slots(panels) * block_n / column_parts(panels) as u32;
     let tile_rows = ROW_UNIT as usize * rows + slot_rows as usize;
     let elems = tile_rows * panels * PANEL_COLUMNS as usize;
-    let stats = WarpResults::stats_elems(ROW_UNIT * rows as u32);
-    elems * size_of::<E>() + 4 * (stats + NUM_WARPS * scratch + 2 * ITEM_WORDS) as usize
+    elems * size_of::<E>() + 4 * (NUM_WARPS * scratch + 2 * ITEM_WORDS) as usize
 }
 
 /// Blocks that should be resident on an SM. In f32 a tile takes more registers.
@@ -210,29 +206,19 @@ unsafe fn run<S: KvSource>(
 ) {
     let mut index = thread::block_idx_x();
     let mut slot = 0;
-    let mut is_begun = false;
     // SAFETY: the caller's promise.
     unsafe {
-        let mut ring = problem.ring::<S>(smem.kv);
         while index < num_items {
             index += thread::grid_dim_x();
             let item = smem.items.offset(slot);
             slot ^= ITEM_WORDS;
-            let next = Next { slot: smem.items.offset(slot), index, exists: index < num_items };
-            is_begun = attend::<S>(problem, smem, &mut ring, (item, is_begun), (items, next));
+            // In the group of the first copies of K.
+            copy_item(items, index, smem.items.offset(slot), index < num_items);
+            attend::<S>(problem, smem, item);
             // The next item's copies overwrite what this one's threads read.
             thread::sync_threads();
         }
     }
-}
-
-/// The item after one.
-#[derive(Clone, Copy)]
-struct Next {
-    /// Where its words are put.
-    slot: Shared<u32>,
-    index: u32,
-    exists: bool,
 }
 
 /// Stores item `index`, if there is one, to `slot`; returns the number of items.
@@ -261,8 +247,21 @@ unsafe fn store_first_item(
     }
 }
 
-/// Attention of the item in `slot`, whose first tiles are on their way if it `is_begun`; whether
-/// those of the next one are.
+/// Issues the copies of item `index` to `slot`, if it exists.
+///
+/// # Safety
+/// As [`store_first_item`].
+#[inline(always)]
+unsafe fn copy_item(items: Global<u32>, index: u32, slot: Shared<u32>, exists: bool) {
+    let part = thread::thread_idx_x() * 4;
+    if part < ITEM_WORDS {
+        let from = (index * ITEM_WORDS + part) as usize;
+        // SAFETY: the caller's promise.
+        unsafe { cp_async::copy_vec::<4, u32>(slot, part, items, from, exists) };
+    }
+}
+
+/// Attention of an item.
 ///
 /// # Safety
 /// As [`attention_decode`], of which `problem` has the arguments and `slot` holds an item. All
@@ -271,10 +270,8 @@ unsafe fn store_first_item(
 unsafe fn attend<S: KvSource>(
     problem: &Problem<S::Element>,
     smem: &Smem<S::Element>,
-    ring: &mut KvRing<S>,
-    (slot, is_begun): (Shared<u32>, bool),
-    (items, next): (Global<u32>, Next),
-) -> bool {
+    slot: Shared<u32>,
+) {
     let (block_n, block_rows, width) = const {
         // Where `shared_bytes` counts, the ring holds the partial results.
         assert!(!S::APPENDS || kv_elems::<S>() == S::NUM_SLOTS * S::SLOT_ELEMS);
@@ -283,37 +280,28 @@ unsafe fn attend<S: KvSource>(
     let appends = S::APPENDS && problem.appends();
     // SAFETY: the caller's promise. It is read again where it is used again, so that it takes no
     // registers in the main loop.
-    let load_item = |slot| unsafe {
+    let load_item = || unsafe {
         let item = DecodeItem::load(slot);
         (item, QueryRows::of(&item, problem.group, block_rows))
     };
-    let (item, rows) = load_item(slot);
+    let (item, rows) = load_item();
     let mut tile = S::Tile::new(problem.scale);
     // SAFETY: the launch gives `shared_bytes`; each tile is waited for before it is read, Q and new
     // tokens at a barrier; barriers separate the uses of the ring's memory.
     unsafe {
         // 1. Fill the ring, from the last tile on, and Q.
-        let tiles = problem.tiles(&item, block_n);
-        let (last_tile, mut tiles_left) = (tiles.key, (tiles.key - item.first_key) / block_n + 1);
+        let last_tile = (item.end_key - 1) / block_n * block_n;
+        let mut tiles_left = (last_tile - item.first_key) / block_n + 1;
+        let mut ring = problem.ring::<S>(&item, smem.kv, [last_tile, tiles_left]);
         let num_slots = S::NUM_SLOTS;
-        let part = thread::thread_idx_x() * 4;
-        let from = (next.index * ITEM_WORDS + part) as usize;
-        let holds_next = next.exists && part < ITEM_WORDS;
-        let next_words: [u32; 4] = items.get_vec_if(from, holds_next);
         if appends {
             zero_q(smem.q, block_rows * width);
         } else {
             problem.copy_q(&item, &rows, smem.q, block_rows, width);
-            cp_async::commit();
-            if is_begun {
-                cp_async::wait(0);
-            }
         }
-        if !is_begun {
-            let pages = PageIds::load(tiles.table, last_tile / PAGE_SIZE);
-            ring.begin(tiles, pages);
+        for _ in 1..num_slots {
+            ring.copy();
         }
-        ring.fill();
         if appends {
             let inputs = problem.load_inputs(&item);
             grid::wait_for_dependencies();
@@ -322,24 +310,14 @@ unsafe fn attend<S: KvSource>(
             cp_async::wait(num_slots - 3);
             thread::sync_threads();
             if let Some(inputs) = inputs {
-                let (kv, sizes) = (ring.two_slots(true), [block_n, block_rows]);
-                problem.store_new_token(&item, &rows, &inputs, smem.q, kv, sizes, last_tile);
+                let sizes = [block_n, block_rows, width];
+                problem.store_new_token(&item, &rows, &inputs, smem, sizes, last_tile);
             }
         } else {
             cp_async::wait(num_slots - 2);
             S::rotate_q(smem.q, block_rows);
         }
-        if holds_next {
-            next.slot.set_vec(part, next_words);
-        }
         thread::sync_threads();
-        // Partial results of splits take the whole ring.
-        let flows = S::FLOWS && next.exists && item.num_splits == 1;
-        let mut next_pages = None;
-        if flows {
-            let Tiles { table, key, .. } = problem.tiles(&DecodeItem::load(next.slot), block_n);
-            next_pages = Some(PageIds::load(table, key / PAGE_SIZE));
-        }
 
         // 2. Main loop over the warp's keys of each tile.
         tile.take_queries(smem.q, block_rows);
@@ -348,20 +326,14 @@ unsafe fn attend<S: KvSource>(
         let visible_to_all = (last_position + 1).saturating_sub(problem.window)
             ..(item.first_position + 1).min(item.end_key);
         let mut tile_key = last_tile;
-        let mut go_on = |ring: &mut KvRing<S>| {
-            if let Some(pages) = next_pages.take() {
-                ring.begin(problem.tiles(&DecodeItem::load(next.slot), block_n), pages);
-            }
-        };
         while tiles_left > 0 {
             tiles_left -= 1;
-            let keys = ring.wait(false, &mut go_on);
-            let mut scores = tile.scores(problem.head_dim, smem.q, block_rows, keys);
+            let mut scores = tile.scores(problem.head_dim, smem.q, block_rows, ring.wait());
             if problem.softcap > 0.0 {
                 tile.cap(&mut scores, problem.softcap);
             }
             if tile_key < visible_to_all.start || visible_to_all.end < tile_key + block_n {
-                let (item, rows) = load_item(slot);
+                let (item, rows) = load_item();
                 tile.mask(&mut scores, |row, key| {
                     let (position, key) =
                         (item.first_position + rows.query(row), tile_key + warp_key + key);
@@ -369,27 +341,15 @@ unsafe fn attend<S: KvSource>(
                 });
             }
             let probabilities = tile.update(&scores, smem.scratch);
-            // The last two tiles' slots take the results.
-            let values = ring.wait(tiles_left == 0, &mut go_on);
-            tile.accumulate(probabilities, smem.scratch, values);
+            tile.accumulate(probabilities, smem.scratch, ring.wait());
             tile_key = tile_key.wrapping_sub(block_n);
         }
 
         // 3. The warps' results go to shared memory.
-        if !flows {
-            cp_async::wait(0);
-        }
+        cp_async::wait(0);
         thread::sync_threads();
-        let (item, rows) = load_item(slot);
-        let out = match const { S::FLOWS } {
-            true => ring.two_slots(false).map(Shared::cast),
-            false => {
-                let num_warps = const { NUM_WARPS / S::Tile::COLUMN_PARTS };
-                let half = WarpResults::half_elems(num_warps, block_rows, width);
-                [smem.kv.cast(), smem.kv.cast().offset(half)]
-            }
-        };
-        let results = WarpResults::new::<S::Tile>(out, smem.stats, block_rows, width);
+        let (item, rows) = load_item();
+        let results = WarpResults::new::<S::Tile>(smem.kv.cast(), block_rows, width);
         results.store(&tile);
         thread::sync_threads();
 
@@ -405,7 +365,7 @@ unsafe fn attend<S: KvSource>(
                 let sink = problem.sink(item.split, rows.head(row));
                 store(row, column, results.combine(row, column, sink).normalized());
             });
-            return flows;
+            return;
         }
         let splits = SplitResults {
             out: problem.partial_out.add(item.first_partial as usize * width as usize),
@@ -424,6 +384,5 @@ unsafe fn attend<S: KvSource>(
         if is_last(problem.counters, counter, item.num_splits, smem.q.cast()) {
             splits.combine(smem.kv.cast(), store);
         }
-        false
     }
 }

@@ -2,7 +2,7 @@
 //! of a new token.
 
 use super::super::combine::VEC_ELEMS;
-use super::super::kv_ring::{KvRing, KvSource, Tiles};
+use super::super::kv_ring::{KvRing, KvSource};
 use super::super::new_token::{NewRow, NewToken, NormWeights, Pair};
 use super::super::tile::{
     AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, Source, WarpTile, tile_offset,
@@ -10,7 +10,6 @@ use super::super::tile::{
 };
 use super::super::work::DecodeItem;
 use super::kv_elems;
-use super::results::WarpResults;
 use crate::kv_cache::{PAGE_SIZE, row_start};
 use crate::qk_norm::Weights;
 use core::f32::consts::LOG2_E;
@@ -123,8 +122,6 @@ pub struct Smem<E> {
     pub q: Shared<E>,
     /// The ring of K and V, and after the main loop the partial results.
     pub kv: Shared<E>,
-    /// Largest scores and sums of the warps' results.
-    pub stats: Shared<f32>,
     /// The warp's own.
     pub scratch: Shared<f32>,
     /// This item and the next one.
@@ -141,11 +138,9 @@ impl<E: AttentionElement> Smem<E> {
         // SAFETY: the caller's promise.
         let q = unsafe { dynamic_shared_mem::<E>() };
         let kv = q.offset(S::Tile::ROWS * S::Tile::WIDTH);
-        let stats: Shared<f32> = kv.offset(kv_elems::<S>()).cast();
-        let scratch = stats.offset(const { WarpResults::stats_elems(S::Tile::ROWS) });
+        let scratch: Shared<f32> = kv.offset(kv_elems::<S>()).cast();
         let items = scratch.offset(NUM_WARPS * S::Tile::SCRATCH).cast();
-        let scratch = scratch.offset(warp::warp_idx() * S::Tile::SCRATCH);
-        Smem { q, kv, stats, scratch, items }
+        Smem { q, kv, scratch: scratch.offset(warp::warp_idx() * S::Tile::SCRATCH), items }
     }
 }
 
@@ -156,34 +151,29 @@ impl<E: AttentionElement> Problem<E> {
         self.new.is_some()
     }
 
-    /// The tiles of `block_n` keys of `item`.
+    /// The ring over the item's tiles `[last_tile, num_tiles]`, in `smem`.
+    ///
+    /// # Safety
+    /// As [`attend`].
     #[inline(always)]
-    pub fn tiles(&self, item: &DecodeItem, block_n: u32) -> Tiles {
+    pub unsafe fn ring<S: KvSource<Element = E>>(
+        &self,
+        item: &DecodeItem,
+        smem: Shared<E>,
+        tiles: [u32; 2],
+    ) -> KvRing<S> {
         let &Problem { num_kv_heads, head_dim, aligned, .. } = self;
         let cache = Cache { num_kv_heads, kv_head: item.kv_head, head_dim, aligned };
         // The new token's position is not in the cache yet.
         let end_cached =
             if self.appends() { item.end_key.min(item.first_position) } else { item.end_key };
         let first_visible = (item.first_position + 1).saturating_sub(self.window);
-        let row = item.seq as usize * self.max_pages_per_seq as usize;
-        let key = (item.end_key - 1) / block_n * block_n;
-        Tiles {
-            table: self.block_table.wrapping_add(row),
-            cache,
-            key,
-            num_left: (key - item.first_key) / block_n + 1,
-            keys: first_visible..end_cached,
-        }
-    }
-
-    /// A ring of no tiles yet.
-    ///
-    /// # Safety
-    /// As [`KvRing::new`].
-    #[inline(always)]
-    pub unsafe fn ring<S: KvSource<Element = E>>(&self, smem: Shared<E>) -> KvRing<S> {
+        let pools = self.pools.map(GlobalMut::as_global);
         // SAFETY: the caller's promise.
-        unsafe { KvRing::new(smem, self.pools.map(GlobalMut::as_global), self.block_table) }
+        unsafe {
+            let table = self.block_table.add(item.seq as usize * self.max_pages_per_seq as usize);
+            KvRing::new(smem, pools, table, cache, tiles, first_visible..end_cached)
+        }
     }
 
     /// Column 0 of `row` in `q`.
@@ -246,20 +236,19 @@ impl<E: AttentionElement> Problem<E> {
         }
     }
 
-    /// Stores the rotated Q, and if the item has the new token's key, K and V, to the tiles `kv` and,
+    /// Stores the rotated Q, and if the item has the new token's key, K and V, to the tiles and,
     /// in the first row block, to the cache.
     ///
     /// # Safety
-    /// As [`attend`]; the tiles are copied, of the keys from `last_tile` on.
+    /// As [`attend`]; the first two slots of the ring are copied.
     #[inline(always)]
     pub unsafe fn store_new_token(
         &self,
         item: &DecodeItem,
         rows: &QueryRows,
         inputs: &TokenInputs,
-        smem_q: Shared<E>,
-        [smem_k, smem_v]: [Shared<E>; 2],
-        [block_n, block_rows]: [u32; 2],
+        smem: &Smem<E>,
+        [block_n, block_rows, width]: [u32; 3],
         last_tile: u32,
     ) {
         let Some(NewTokens { k, k_stride, v, v_stride, .. }) = self.new else { return };
@@ -278,12 +267,13 @@ impl<E: AttentionElement> Problem<E> {
                 }
             };
             let [k_pool, v_pool] = self.pools;
+            let smem_v = smem.kv.offset(block_n * width);
             let kv = (item.end_key == item.first_position + 1).then(|| {
-                [new_row(k, k_stride, k_pool, smem_k), new_row(v, v_stride, v_pool, smem_v)]
+                [new_row(k, k_stride, k_pool, smem.kv), new_row(v, v_stride, v_pool, smem_v)]
             });
             let q = self.q_row(item, rows, 0);
             let key_row = item.first_position - last_tile;
-            let heads = rows.rows;
+            let (heads, smem_q) = (rows.rows, smem.q);
             NewToken { q, norm, heads, smem_q, block_rows, kv, key_row, block_n }.store(pair);
         }
     }

@@ -91,7 +91,6 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> KvSo
         (if k > v { k } else { v }) / 2
     };
     const APPENDS: bool = false;
-    const FLOWS: bool = false;
 
     #[inline(always)]
     unsafe fn copy_tile(

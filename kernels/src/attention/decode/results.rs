@@ -4,12 +4,11 @@ use super::super::combine::{PartialOut, VEC_ELEMS, combine_warps};
 use super::super::tile::{NUM_THREADS, NUM_WARPS, WarpTile};
 use cuda_std::prelude::*;
 
-/// The results of a block's warps in shared memory: `[num_warps, block_rows, width]`, in halves, and
-/// largest scores and sums `[num_warps, block_rows]` each. Warps that share keys are one.
+/// The results of a block's warps in shared memory: `[num_warps, block_rows, width]`, then largest
+/// scores and sums `[num_warps, block_rows]` each. Warps that share keys are one.
 #[derive(Clone, Copy)]
 pub struct WarpResults {
-    /// The results of the first half of the warps, and of the others.
-    pub out: [Shared<f32>; 2],
+    pub out: Shared<f32>,
     pub max: Shared<f32>,
     pub sum: Shared<f32>,
     pub num_warps: u32,
@@ -18,35 +17,12 @@ pub struct WarpResults {
 }
 
 impl WarpResults {
-    /// Elements of largest scores and sums.
-    pub const fn stats_elems(block_rows: u32) -> u32 {
-        2 * NUM_WARPS * block_rows
-    }
-
     #[inline(always)]
-    pub fn new<T: WarpTile>(
-        out: [Shared<f32>; 2],
-        stats: Shared<f32>,
-        block_rows: u32,
-        width: u32,
-    ) -> Self {
+    pub fn new<T: WarpTile>(smem: Shared<f32>, block_rows: u32, width: u32) -> Self {
         let num_warps = const { NUM_WARPS / T::COLUMN_PARTS };
-        let sum = stats.offset(num_warps * block_rows);
-        WarpResults { out, max: stats, sum, num_warps, block_rows, width }
-    }
-
-    /// Elements of half of the warps.
-    pub const fn half_elems(num_warps: u32, block_rows: u32, width: u32) -> u32 {
-        num_warps.div_ceil(2) * block_rows * width
-    }
-
-    /// The results of a warp.
-    #[inline(always)]
-    fn of_warp(&self, warp: u32) -> Shared<f32> {
-        let half = self.num_warps.div_ceil(2);
-        let [first, second] = self.out;
-        let (out, warp) = if warp < half { (first, warp) } else { (second, warp - half) };
-        out.offset(warp * self.block_rows * self.width)
+        let max = smem.offset(num_warps * block_rows * width);
+        let sum = max.offset(num_warps * block_rows);
+        WarpResults { out: smem, max, sum, num_warps, block_rows, width }
     }
 
     /// Stores the warp's result.
@@ -55,8 +31,7 @@ impl WarpResults {
     /// 1. The memory holds the results, and no other thread accesses the warp's before a barrier.
     #[inline(always)]
     pub unsafe fn store<T: WarpTile>(&self, tile: &T) {
-        let warp = warp::warp_idx() / T::COLUMN_PARTS;
-        let (first_row, out) = (warp * self.block_rows, self.of_warp(warp));
+        let first_row = warp::warp_idx() / T::COLUMN_PARTS * self.block_rows;
         // SAFETY: the caller's promise.
         unsafe {
             tile.for_each_row(|row, max, total| {
@@ -64,7 +39,7 @@ impl WarpResults {
                 self.sum.set(first_row + row, total);
             });
             tile.for_each_pair(|row, column, pair| {
-                out.set_vec(row * self.width + column, pair);
+                self.out.set_vec((first_row + row) * self.width + column, pair);
             });
         }
     }
@@ -80,7 +55,7 @@ impl WarpResults {
         unsafe {
             let max_score = |warp| self.max.get(row_of(warp));
             combine_warps(self.num_warps, max_score, |warp| {
-                let values = self.of_warp(warp).get_vec(row * self.width + column);
+                let values = self.out.get_vec(row_of(warp) * self.width + column);
                 PartialOut { max: max_score(warp), sum: self.sum.get(row_of(warp)), values }
             })
             .with_sink(sink)

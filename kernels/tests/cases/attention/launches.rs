@@ -109,7 +109,7 @@ fn attention_in_16_bits_has_16_rows_and_half_the_bytes() {
         launches::<f16>(RIGHT).map(of),
         [
             ("attention_prefill_f16_d64", [7 * 14, 1, 1], 128, 49_152),
-            ("attention_decode_f16_r16_d64", [4 * 2 * 32, 1, 1], 128, 68_160),
+            ("attention_decode_f16_r16_d64", [4 * 2 * 32, 1, 1], 128, 67_648),
         ]
     );
     let symbols = launches::<bf16>(Attention { head_dim: 72, ..RIGHT }).map(|launch| of(launch).0);
