@@ -126,7 +126,7 @@ impl<E: Operand16> Epilogue<Out<E>> {
     ) {
         let is_odd = warp::lane_id() / 4 % 2 == 1;
         unroll!(pair in 0..16, {
-            if (pair as u32) < A::COLUMNS / 4 && pair % G::PARTS == 0 {
+            if (pair as u32) < A::COLUMNS / 4 && pair.is_multiple_of(G::PARTS) {
                 let (upper, lower) = (value(2 * pair), value(2 * pair + 1));
                 let got = warp::shuffle_xor(if is_odd { upper } else { lower }, 4);
                 let word = if is_odd { E::pack(got, lower) } else { E::pack(upper, got) };

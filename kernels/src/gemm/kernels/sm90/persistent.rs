@@ -251,7 +251,7 @@ where
                                 let values = acc.subtile(subtile as u32);
                                 let scale = A::subtile_scale(&scales, subtile as u32);
                                 O::store_subtile(&mut output, origin, columns, &values, &scale);
-                            } else if subtile as u32 % T::Acc::SUBTILES_N % 2 == 0 {
+                            } else if (subtile as u32 % T::Acc::SUBTILES_N).is_multiple_of(2) {
                                 gated::store_pair::<_, _, G>(&mut output, origin, &acc, subtile);
                             }
                         });
