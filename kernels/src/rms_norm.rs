@@ -26,8 +26,9 @@ pub(crate) type Vector = [f32; VEC_ELEMS as usize];
 /// Columns of a segment, which one load of a warp covers.
 pub(crate) const SEGMENT_ELEMS: u32 = warp::WARP_SIZE * VEC_ELEMS;
 
-/// Segments that a warp loads at once.
+/// Segments that a warp loads at once: of a group of its own, and of one that it shares.
 const BATCH: usize = 4;
+const SHARED_BATCH: usize = 2;
 
 /// Segments of a group, rounded up to a multiple of four; those past its end add zeros.
 pub(crate) const fn num_segments(group_size: u32) -> u32 {
@@ -52,13 +53,13 @@ pub(crate) fn segment_square_sum(values: &Vector) -> f32 {
 
 /// [`segment_square_sum`] of several segments; 0 for those past the end of the group.
 #[inline(always)]
-fn batch_square_sums(values: &[Vector; BATCH], group_size: u32) -> [f32; BATCH] {
+fn batch_square_sums<const N: usize>(values: &[Vector; N], group_size: u32) -> [f32; N] {
     if group_size <= SEGMENT_ELEMS {
-        return [segment_square_sum(&values[0]), 0.0, 0.0, 0.0];
+        let first = segment_square_sum(&values[0]);
+        return core::array::from_fn(|i| if i == 0 { first } else { 0.0 });
     }
     // The shuffles of the segments interleave.
-    let lane_square_sums = [0, 1, 2, 3].map(|i| lane_square_sum(&values[i]));
-    lane_square_sums.map(warp::reduce_add)
+    values.each_ref().map(lane_square_sum).map(warp::reduce_add)
 }
 
 /// The sum of squares of a group: its `num_segments` segments, added in order.
@@ -101,7 +102,8 @@ pub(crate) fn scaled(weighted: Vector, scale: f32) -> Vector {
     weighted.map(|value| value * scale)
 }
 
-/// From elements `X` to `Y`. If `PER_WARP`, each warp takes a group; else each block takes one.
+/// From elements `X` to `Y`. If `PER_WARP`, each warp takes a group; else each block takes one. A warp
+/// keeps its first `N` segments in registers.
 ///
 /// # Safety
 /// 1. `num_rows` is one element; `x` and `out` hold that many rows of `num_groups * group_size`
@@ -112,19 +114,19 @@ pub(crate) fn scaled(weighted: Vector, scale: f32) -> Vector {
     launch_bounds(NUM_THREADS, 1),
     overlaps,
     instances(
-        rms_norm_f32_warp = <f32, f32, true>,
-        rms_norm_f32_block = <f32, f32, false>,
-        rms_norm_f16_warp = <f16, f16, true>,
-        rms_norm_f16_block = <f16, f16, false>,
-        rms_norm_bf16_warp = <bf16, bf16, true>,
-        rms_norm_bf16_block = <bf16, bf16, false>,
-        rms_norm_f32_f16_warp = <f32, f16, true>,
-        rms_norm_f32_f16_block = <f32, f16, false>,
-        rms_norm_f32_bf16_warp = <f32, bf16, true>,
-        rms_norm_f32_bf16_block = <f32, bf16, false>
+        rms_norm_f32_warp = <f32, f32, true, BATCH>,
+        rms_norm_f32_block = <f32, f32, false, SHARED_BATCH>,
+        rms_norm_f16_warp = <f16, f16, true, BATCH>,
+        rms_norm_f16_block = <f16, f16, false, SHARED_BATCH>,
+        rms_norm_bf16_warp = <bf16, bf16, true, BATCH>,
+        rms_norm_bf16_block = <bf16, bf16, false, SHARED_BATCH>,
+        rms_norm_f32_f16_warp = <f32, f16, true, BATCH>,
+        rms_norm_f32_f16_block = <f32, f16, false, SHARED_BATCH>,
+        rms_norm_f32_bf16_warp = <f32, bf16, true, BATCH>,
+        rms_norm_f32_bf16_block = <f32, bf16, false, SHARED_BATCH>
     )
 )]
-pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
+pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool, const N: usize>(
     num_rows: Global<u32>,
     num_groups: u32,
     group_size: u32,
@@ -142,8 +144,14 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
     } else {
         (thread::block_idx_x(), warp::warp_idx(), NUM_WARPS)
     };
-    // SAFETY: one element, a step input: no launch of the step writes it.
-    let num_rows = unsafe { num_rows.get(0) };
+    let columns = |segment: u32| {
+        let first = segment * SEGMENT_ELEMS + warp::lane_id() * VEC_ELEMS;
+        Columns::new(first, group_size, aligned != 0)
+    };
+    // SAFETY: step inputs and weights: no launch of the step writes them.
+    let (num_rows, weights) = unsafe {
+        (num_rows.get(0), load_batch::<N>(|i| columns(first_segment + i * step).load(weight)))
+    };
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: `row` and the columns are inside, by the check here and the loops' bounds; there
@@ -157,32 +165,30 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
         }
         let x = x.cast::<X>().add(row as usize * x_stride as usize + column as usize);
         let out = out.cast::<Y>().add(row as usize * out_stride as usize + column as usize);
-        let columns = |segment| {
-            let first = segment * SEGMENT_ELEMS + warp::lane_id() * VEC_ELEMS;
-            Columns::new(first, group_size, aligned != 0)
-        };
-
         let num_segments = num_segments(group_size);
         let square_sums = dynamic_shared_mem::<f32>();
+        // The first batch stays in registers; a larger group has others.
+        let first_batch = load_batch::<N>(|i| columns(first_segment + i * step).load(x));
         let mut sum = 0.0;
-        let mut segment = first_segment;
-        while segment < num_segments {
-            let mut values = [[0.0; VEC_ELEMS as usize]; BATCH];
-            unroll!(i in 0..4, {
-                values[i] = columns(segment + i as u32 * step).load(x);
-            });
-            let segment_sums = batch_square_sums(&values, group_size);
+        let mut add = |values: &[Vector; N], first: u32| {
+            let segment_sums = batch_square_sums(values, group_size);
             if PER_WARP {
                 sum = segment_sums.iter().fold(sum, |sum, square_sum| sum + square_sum);
             } else if warp::lane_id() == 0 {
-                for i in 0..BATCH {
-                    let segment = segment + i as u32 * step;
+                for i in 0..N {
+                    let segment = first + i as u32 * step;
                     if segment < num_segments {
                         square_sums.set(segment, segment_sums[i]);
                     }
                 }
             }
-            segment += BATCH as u32 * step;
+        };
+        add(&first_batch, first_segment);
+        let second_batch = first_segment + N as u32 * step;
+        let mut segment = second_batch;
+        while segment < num_segments {
+            add(&load_batch::<N>(|i| columns(segment + i * step).load(x)), segment);
+            segment += N as u32 * step;
         }
         if !PER_WARP {
             thread::sync_threads();
@@ -190,9 +196,7 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
         }
         let scale = scale(sum, 1.0 / group_size as f32, eps);
 
-        let mut segment = first_segment;
-        while segment * SEGMENT_ELEMS < group_size {
-            let (values, weights) = (columns(segment).load(x), columns(segment).load(weight));
+        let store = |segment: u32, values: Vector, weights: Vector| {
             let mut values = scaled(weighted(values, weights), scale);
             if adds != 0 {
                 let terms = columns(segment).load(out.as_global());
@@ -201,9 +205,30 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
                 }
             }
             columns(segment).store(out, values);
+        };
+        unroll!(i in 0..4, {
+            if i < N {
+                store(first_segment + i as u32 * step, first_batch[i], weights[i]);
+            }
+        });
+        let mut segment = second_batch;
+        while segment * SEGMENT_ELEMS < group_size {
+            store(segment, columns(segment).load(x), columns(segment).load(weight));
             segment += step;
         }
     }
+}
+
+/// The vectors of a batch, whose loads are in flight together.
+#[inline(always)]
+fn load_batch<const N: usize>(load: impl Fn(u32) -> Vector) -> [Vector; N] {
+    let mut values = [[0.0; VEC_ELEMS as usize]; N];
+    unroll!(i in 0..4, {
+        if i < N {
+            values[i] = load(i as u32);
+        }
+    });
+    values
 }
 
 #[cfg(not(target_arch = "nvptx64"))]

@@ -321,7 +321,7 @@ fn append_normed<T: HostElement>(
     let [q, k, v] = [1, 2, 3].map(|salt| {
         device.matrix::<T>("rows", &Matrix::random::<T>(tokens, width, salt), (width, tokens))
     });
-    let [q_norm, k_norm] = [7, 8].map(|salt| device.f32s("norm", &random(head_dim, salt)));
+    let [q_norm, k_norm] = [7, 8].map(|salt| device.f32s("norm weight", &random(head_dim, salt)));
     let norm = QkNorm { q: q_norm, k: k_norm, eps: 0.1 };
     if !fused {
         let num_tokens = device.u32s("num_tokens", &[tokens as u32]);
