@@ -103,7 +103,7 @@ pub struct Engine {
     prepared: HashMap<(PlanOutput, Bounds), PreparedPlan>,
     requests: Requests,
     next_id: u64,
-    /// Whether [`Engine::step_while`] prepares a batch while the device runs the one before.
+    /// Whether [`Engine::step_while`] makes a batch while the device runs the one before.
     looks_ahead: bool,
     /// The batch that ran last, if nobody has taken what it brought.
     unread: Option<(Batch, StepOutput)>,

@@ -70,8 +70,8 @@ pub struct EngineOptions {
     /// Tokens of one prompt in a step while other sequences decode, which wait for the whole step:
     /// 256 by default. `None`: as many as the step has room for.
     pub long_prefill_token_threshold: Option<NonZeroUsize>,
-    /// Whether a batch is prepared while the one before runs, where that may be
-    /// ([`Engine::step_while`](super::Engine::step_while)); `None`: on a GPU.
+    /// Whether a batch is made while the one before runs, where that may be, and begins when that
+    /// ends ([`Engine::step_while`](super::Engine::step_while)); `None`: on a GPU.
     pub look_ahead: Option<bool>,
     /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts,
     /// or as much of that as the memory has if `context` is `None` too. With less, a sequence may
