@@ -85,13 +85,14 @@ mod tests {
     /// model card.
     #[test]
     fn shapes_have_the_real_number_of_parameters() {
-        let counts: [usize; 22] = MODELS.map(|(_, json)| {
+        let counts: [usize; 23] = MODELS.map(|(_, json)| {
             let tensors = random_tensors(&config(json), None);
             tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
         });
         let real = [
             494_032_768,
             7_615_616_512,
+            8_190_735_360,
             3_821_079_552,
             6_738_415_616,
             70_553_706_496,
