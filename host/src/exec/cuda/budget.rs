@@ -174,8 +174,9 @@ impl Meter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::ArenaLayout;
+    use crate::Model;
     use crate::plan::testing::Decoder;
+    use crate::plan::{ArenaLayout, Bounds, CacheSize, PlanOutput, Precision, Rank};
 
     #[test]
     fn large_allocations_are_whole_units() {
@@ -184,6 +185,32 @@ mod tests {
             [(0, 0), (mib - 1, mib - 1), (mib, 2 * mib), (2 * mib, 2 * mib), (5 * mib, 6 * mib)]
         {
             assert_eq!(whole_units(bytes), taken);
+        }
+    }
+
+    /// Activations of a fused plan can take more room than those of the plan as it was: where a rank's
+    /// half of the MLP is narrower than its norm, which an all-reduce stores.
+    #[test]
+    fn there_is_room_for_a_fused_plan() {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-bias");
+        let model = Model::open(golden).unwrap();
+        let bounds = Bounds {
+            max_tokens: 512,
+            max_seqs: 1,
+            max_q_len: 512,
+            max_logit_rows: 1,
+            max_kv_len: 512,
+            mixed: false,
+        };
+        for rank in Rank::all(2) {
+            let cache = CacheSize { num_pages: 8, num_window_pages: 8, num_states: 1 };
+            let output = PlanOutput::Logits;
+            let plan = model.plan_of(rank, output, &Precision::F16.into(), bounds, cache).unwrap();
+            let libraries = Libraries::default();
+            let fused = lower::fused(&plan, libraries, Gpu::HOPPER);
+            let [before, after] = [&plan, &fused].map(|plan| ArenaLayout::new(plan).bytes());
+            assert!(after > before, "{after}, {before}: not such a plan");
+            assert!(Sizes::new(&plan, Gpu::HOPPER, libraries).unwrap().arena_bytes >= after);
         }
     }
 

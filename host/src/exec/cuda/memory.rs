@@ -157,15 +157,18 @@ impl Sizes {
     /// [`ExecError::Unsupported`] for a world of another size than kernels take.
     pub fn new(plan: &Plan, gpu: Gpu, libraries: Libraries) -> Result<Self, ExecError> {
         let Libraries { gemm, nccl } = libraries;
+        // Not every plan with smaller bounds is fused alike.
+        let fused = lower::fused(plan, libraries, gpu);
+        let largest = |bytes: &dyn Fn(&Plan) -> usize| bytes(plan).max(bytes(&fused));
         Ok(Sizes {
             parameters: ParameterLayout::new(plan),
             kv_bytes: plan.kv.bytes(),
             state_bytes: plan.states.bytes(),
-            arena_bytes: ArenaLayout::new(plan).bytes(),
+            arena_bytes: largest(&|plan| ArenaLayout::new(plan).bytes()),
             step_bytes: StepBuffer::max_bytes(plan, gpu),
             drawn_bytes: plan.bounds.max_logit_rows * size_of::<u32>(),
-            workspace_bytes: lower::workspace_bytes(plan, gemm),
-            counter_bytes: lower::counter_bytes(plan),
+            workspace_bytes: largest(&|plan| lower::workspace_bytes(plan, gemm)),
+            counter_bytes: largest(&lower::counter_bytes),
             cublas_bytes: cublas::workspace_bytes(gemm),
             rank_bytes: if nccl { 0 } else { lower::rank_workspace_bytes(plan)? },
         })
