@@ -129,7 +129,7 @@ mod tests {
             let tensors = random_tensors(&config(MODELS[index].1), Some(Mix::Q4_K_M));
             tensors.iter().map(|tensor| tensor.bytes().next_multiple_of(32)).sum()
         };
-        let (llama, qwen): (usize, usize) = (bytes(4), bytes(1));
+        let (llama, qwen): (usize, usize) = (bytes(5), bytes(1));
         assert!((4_079_000_000..4_081_004_224).contains(&llama), "{llama}");
         assert!((390_000_000..397_808_192).contains(&qwen), "{qwen}");
     }
