@@ -444,7 +444,7 @@ impl<'a> Lowering<'a> {
                 let (sample, drawn) = (sample(self.plan, x), DevicePtr::new(self.addresses.drawn));
                 let out = DevicePtr::new(self.address(out));
                 let launches =
-                    sample.launches(rows, sampling, edits, logits, &workspace, drawn, out);
+                    sample.launches(rows, sampling, edits, logits, &workspace, [drawn, out]);
                 return launches.map_err(unsupported);
             }
             Op::Attention(ref attention) => {

@@ -123,8 +123,8 @@ pub struct Sample {
 
 impl Sample {
     /// The launches, none if there are no rows. `num_rows` points to the row count on the device and,
-    /// beside it, the element of `out` that the first row's output goes to; `drawn` to the token of each row,
-    /// `sampling` to [`RowSampling::words`] of each row and `edits` to
+    /// beside it, the element of `out` that the first row's output goes to; `drawn` gets the token of
+    /// each row. `sampling` points to [`RowSampling::words`] of each row and `edits` to
     /// [`LogitEdit::words`](super::LogitEdit::words) of each edit, row after row, both at multiples of 16
     /// bytes. No token of a row has two edits.
     ///
@@ -137,8 +137,7 @@ impl Sample {
         edits: DevicePtr<u32>,
         logits: Rows<f32>,
         workspace: &SampleWorkspace,
-        drawn: DevicePtr<u32>,
-        out: DevicePtr<u32>,
+        [drawn, out]: [DevicePtr<u32>; 2],
     ) -> Result<Vec<Launch>, LaunchError> {
         if self.vocab_size == 0 || self.vocab_size > MAX_VOCAB_SIZE {
             return Err(LaunchError::Shape {

@@ -51,7 +51,7 @@ fn sample_edited(
         zeroed: device.bytes("zeroed", &zeros),
     };
     let launches =
-        sample.launches(num_rows_ptr, sampling_ptr, edits, logits, &workspace, drawn, out);
+        sample.launches(num_rows_ptr, sampling_ptr, edits, logits, &workspace, [drawn, out]);
     for launch in launches.expect("a right shape") {
         device.run(Ok(Some(launch)), seed);
     }
@@ -310,7 +310,8 @@ fn a_row_has_blocks() {
         let workspace = SampleWorkspace { scratch: ptr(16), zeroed: ptr(32) };
         let sample = Sample { max_rows, vocab_size };
         let logits = rows(vocab_size);
-        let launches = sample.launches(ptr(9), ptr(8), ptr(7), logits, &workspace, ptr(3), ptr(2));
+        let launches =
+            sample.launches(ptr(9), ptr(8), ptr(7), logits, &workspace, [ptr(3), ptr(2)]);
         launches.map(|launches| launches.into_iter().map(|launch| of(Ok(Some(launch)))).collect())
     };
     let launches: Vec<_> = sample(3, 151_936).unwrap();
