@@ -331,7 +331,7 @@ impl Executor for EmulatedExecutor {
     }
 }
 
-/// Its launches run when it is its turn.
+/// The step runs when it is its turn.
 impl StepQueue for Option<StepInputs> {
     fn push(&mut self, _: PreparedPlan, inputs: &StepInputs, _: Want<'_>) {
         *self = Some(inputs.clone());

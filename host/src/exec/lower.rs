@@ -10,8 +10,6 @@ use kernels::attention::{self, AttentionOperands, AttentionWorkspace, SeqInputs}
 use kernels::gate_rows::GateRows;
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::experts::NormRoute;
-use kernels::gemm::layer::{Segment, segments};
-use kernels::gemm::quantised::gather::GatherQuantised;
 use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf, SumOrder};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
@@ -26,6 +24,7 @@ mod cublas;
 mod delta;
 mod dequantise;
 mod element;
+mod embedding;
 mod encoder;
 mod experts;
 mod fuse;
@@ -299,28 +298,6 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The rows of a table in tiles.
-    fn tiled_embedding(
-        &self,
-        op: &Op,
-        table: WeightId,
-        out: View,
-        scale: f32,
-    ) -> Result<Vec<Launch>, ExecError> {
-        let unsupported = |why: String| ExecError::Unsupported { op: op.name().to_owned(), why };
-        let weight = self.plan.weight(table);
-        let (n, k) = (weight.rows, weight.cols);
-        let &[Segment { format: Some(format), .. }] = &segments(&linear::parts(weight), k)[..]
-        else {
-            return Err(unsupported("a table in several formats".to_owned()));
-        };
-        let gather = GatherQuantised { max_rows: self.max_rows(out), n, k, scale, format };
-        let ids = self.input(self.step.token_ids);
-        let tiles = DevicePtr::new(self.addresses.weights[table.0]);
-        let launch = gather.launch(self.num_rows(out), ids, self.drawn(), tiles, self.view(out)?);
-        Ok(launch.map_err(|why| unsupported(why.to_string()))?.into_iter().collect())
-    }
-
     /// An operation whose operands are of type `E`.
     fn op_of<E: DeviceElement + OutputOf<f32>>(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError>
     where
@@ -577,11 +554,6 @@ impl<'a> Lowering<'a> {
     /// Element `index` of the step buffer.
     fn input(&self, index: usize) -> DevicePtr<u32> {
         DevicePtr::new(self.addresses.step).add(index)
-    }
-
-    /// The tokens that a step's own may stand for.
-    fn drawn(&self) -> Option<DevicePtr<u32>> {
-        Some(DevicePtr::new(self.addresses.drawn))
     }
 
     /// Address of the first column of `view`.

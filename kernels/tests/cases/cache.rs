@@ -98,7 +98,8 @@ impl<'a> Case<'a> {
         let [k_pool, v_pool] = ["k_pool", "v_pool"].map(|name| device.poisoned::<C>(name, elems));
         let [q, k, v] = [0, num_heads, num_heads + num_kv_heads]
             .map(|head| Rows::new(qkv.ptr.add(self.margin + head * head_dim), stride));
-        let [q_norm, k_norm] = [7, 8].map(|salt| device.f32s("norm", &random(head_dim, salt)));
+        let [q_norm, k_norm] =
+            [7, 8].map(|salt| device.f32s("norm weight", &random(head_dim, salt)));
         let norm = if has_norm { QkNorm { q: q_norm, k: k_norm, eps: 0.1 } } else { QkNorm::NONE };
         if has_norm && !fused {
             let (sizes, heads) = ((tokens, head_dim), [(q, num_heads), (k, num_kv_heads)]);

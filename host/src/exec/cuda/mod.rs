@@ -368,7 +368,7 @@ impl CudaExecutor {
     }
 }
 
-/// The queue of an executor, behind the step that runs on it.
+/// The queue of an executor, after the step that runs on it.
 struct Behind<'a>(&'a mut CudaExecutor, &'a Started);
 
 impl StepQueue for Behind<'_> {

@@ -120,7 +120,7 @@ fn by_rank(want: Want<'_>) -> impl Iterator<Item = Want<'_>> {
     std::iter::once(want).chain(std::iter::repeat(Want::Nothing))
 }
 
-/// The queues of all ranks, behind the step that runs on them.
+/// The queues of all ranks, after the step that runs on them.
 struct Behind<'a>(&'a mut CudaRanks, &'a [Result<Started, ExecError>]);
 
 impl StepQueue for Behind<'_> {

@@ -77,7 +77,7 @@ pub struct Layer<O> {
     pub k: u32,
     /// `[n]`, or null.
     pub bias: Global<f32>,
-    /// Of the output's shape, or null.
+    /// The residual, of the shape of the output; or null.
     pub residual: Matrix<Global<f32>>,
     /// The output.
     pub out: Matrix<GlobalMut<O>>,
