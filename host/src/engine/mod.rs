@@ -374,7 +374,10 @@ impl Engine {
                 batch
             }
         };
-        let plan = self.plan_for(batch.output, &batch.inputs, batch.is_prompt)?;
+        let plan = match self.plan_for(batch.output, &batch.inputs, batch.is_prompt) {
+            Ok(plan) => plan,
+            Err(error) => return self.fail(error),
+        };
         let Engine { model, numerics, buckets, executor, prepared, requests, unread, .. } = self;
         let mut constraints = requests.take_constraints(&batch.entries);
         let mut next = None;
@@ -408,12 +411,15 @@ impl Engine {
                 (self.unread, self.next) = (Some((batch, output)), next);
                 Ok(())
             }
-            Err(error) => {
-                self.read();
-                self.requests.restart();
-                Err(error.into())
-            }
+            Err(error) => self.fail(error.into()),
         }
+    }
+
+    /// Lets all that runs begin anew after a batch that came to nothing.
+    fn fail(&mut self, error: EngineError) -> Result<(), EngineError> {
+        self.read();
+        self.requests.restart();
+        Err(error)
     }
 
     /// Takes what the last batch has brought, if nobody has yet.

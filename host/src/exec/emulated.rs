@@ -250,7 +250,12 @@ impl Executor for EmulatedExecutor {
     ) -> Result<StepOutput, ExecError> {
         let queued = self.queued.take();
         meanwhile(&mut self.queued);
-        self.run_ops(plan, queued.as_ref().unwrap_or(inputs), &mut |_, _| Ok(()))?;
+        let ran = self.run_ops(plan, queued.as_ref().unwrap_or(inputs), &mut |_, _| Ok(()));
+        if ran.is_err() {
+            // Nothing comes after a step that failed.
+            self.queued = None;
+        }
+        ran?;
         let EmulatedPlan { plan, addresses, .. } = &self.prepared.get(plan)?[0];
         let num_rows = inputs.logit_rows.len();
         self.num_drawn = num_rows;
